@@ -1,0 +1,31 @@
+#include "bucket_memory.h"
+
+#include <ATen/ops/empty.h>
+
+namespace gflow {
+
+at::Tensor BucketMemory::allocate(int64_t numel, const at::TensorOptions& options) {
+  auto tensor = at::empty({numel}, options);
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::erase_if(buckets_, [](const auto& entry) { return entry.second.storage.expired(); });
+  if (storage->nbytes() > 0) {
+    auto owner = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage);
+    buckets_.insert_or_assign(
+        storage->data(),
+        Bucket{c10::weak_intrusive_ptr<c10::StorageImpl>(owner), storage->nbytes()});
+  }
+  return tensor;
+}
+
+bool BucketMemory::holds(const at::Tensor& tensor) {
+  if (!tensor.has_storage() || !tensor.is_contiguous()) return false;
+  const auto* storage = tensor.storage().unsafeGetStorageImpl();
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = buckets_.find(tensor.const_data_ptr());
+  if (found == buckets_.end()) return false;
+  auto owner = found->second.storage.lock();
+  return owner.get() == storage && found->second.nbytes == tensor.nbytes();
+}
+
+}  // namespace gflow

@@ -1,0 +1,113 @@
+// GflowBackend: what torch.distributed calls. It translates c10d's calls for the engine and
+// nothing else.
+//
+// A collective on CPU tensors is described, queued in the engine (rust/engine), agreed on by all
+// ranks, and then run by the inner Gloo backend on the engine's thread. Collectives on CUDA
+// tensors, send and receive go straight to an inner backend. Every method may be called from any
+// thread; the order of calls is the order of the collectives.
+#pragma once
+
+#include <atomic>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "bucket_memory.h"
+#include "gflow_work.h"
+#include "rust/bridge.rs.h"
+
+namespace gflow {
+
+using c10d::Backend;
+using Tensors = std::vector<at::Tensor>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+using Milliseconds = std::chrono::milliseconds;
+
+class GflowBackend : public Backend {
+ public:
+  struct Options : Backend::Options {
+    explicit Options(Milliseconds timeout) : Backend::Options("gflow", timeout) {}
+#ifdef C10D_BACKEND_HAS_HOOKS
+    // Declared together with the hooks; older torch has neither.
+    c10::intrusive_ptr<Backend::Options> clone() const override {
+      return c10::make_intrusive<Options>(*this);
+    }
+#endif
+  };
+
+  // `gloo` serves CPU tensors; `cuda` serves CUDA tensors and is null without a GPU.
+  GflowBackend(int rank, int size, Milliseconds timeout, rust::Box<Group> group,
+               c10::intrusive_ptr<Backend> gloo, c10::intrusive_ptr<Backend> cuda);
+  ~GflowBackend() override;
+
+  const std::string getBackendName() const override { return "gflow"; }
+  c10::intrusive_ptr<Backend::Options> getBackendOptions() override { return options_; }
+
+  // Collectives.
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                         const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits,
+                        const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+
+  // Point to point.
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+  // The memory of gradient buckets.
+  bool supportsTensorAlloc(c10::DeviceIndex device) override;
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+
+  // The life of the group.
+  void setTimeout(Milliseconds timeout) override;
+  void setGroupUid(const std::string& uid) override;
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return group_->seq(); }
+  c10d::ErrorType getError() override { return c10d::ErrorType::SUCCESS; }
+  void abort() override;
+  void shutdown() override;
+
+  MetricsSnapshot metrics() const { return group_->metrics(); }
+
+ private:
+  // The inner backend for tensors on `device`, or an error that says what this group serves.
+  Backend& inner_for(at::Device device) const;
+
+  // Queues a collective. `start` begins it on the inner backend that it is given.
+  template <typename Start>
+  WorkPtr collective(c10d::OpType kind, const char* title, CallDescription call, at::Device device,
+                     Milliseconds timeout, const Tensors& inputs, TensorLists results, Start start);
+
+  bool is_gradient_bucket(const Tensors& tensors, const c10d::AllreduceOptions& opts);
+
+  const c10::intrusive_ptr<Options> options_;
+  std::atomic<Milliseconds> timeout_;
+  const c10::intrusive_ptr<Backend> gloo_;
+  const c10::intrusive_ptr<Backend> cuda_;
+  BucketMemory buckets_;
+  const rust::Box<Group> group_;
+};
+
+}  // namespace gflow

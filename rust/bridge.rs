@@ -1,0 +1,310 @@
+//! The bridge: the one room where C++ and Rust meet.
+//!
+//! Every entry from C++ goes through [`guard`], so that a panic becomes an error and the error a
+//! C++ exception; a panic that reached cxx would abort the process. C++ exceptions arrive here as
+//! errors with their message. Nothing is decided here.
+
+use crate::collective::call::{Call, Kind, View};
+use crate::engine::Engine;
+use crate::engine::operation::Operation;
+use crate::error::{Error, Result};
+use crate::transport::handshake::{KEY_BYTES, Key};
+use crate::transport::interrupt::Interrupt;
+use crate::transport::tcp::{self, Listener};
+use cxx::SharedPtr;
+use std::net::{IpAddr, SocketAddr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+#[cxx::bridge(namespace = "gflow")]
+mod ffi {
+    /// One collective as C++ describes it; the fields are those of `collective::call`.
+    struct CallDescription {
+        kind: u8,
+        dtype: u8,
+        reduce_op: u8,
+        gradient: bool,
+        root: u32,
+        tensors: u32,
+        numel: u64,
+        layout: u64,
+        bytes: u64,
+        timeout_ms: u64,
+        sends: Vec<u64>,
+        receives: Vec<u64>,
+    }
+
+    struct KindCount {
+        name: String,
+        count: u64,
+    }
+
+    struct MetricsSnapshot {
+        gradient_buckets: u64,
+        gradient_bytes: u64,
+        exact_tensors: u64,
+        exact_bytes: u64,
+        by_kind: Vec<KindCount>,
+    }
+
+    /// All that is needed to join a group.
+    struct Membership {
+        group: String,
+        rank: u32,
+        /// One per rank: how messages name it.
+        labels: Vec<String>,
+        /// One per rank: where it listens, "address:port".
+        addresses: Vec<String>,
+        key: Vec<u8>,
+        timeout_ms: u64,
+    }
+
+    unsafe extern "C++" {
+        include!("bridge/operation.h");
+        type Operation;
+        fn run(&self) -> Result<()>;
+        fn settle(&self, error: &str) -> Result<bool>;
+        fn notify(&self) -> Result<()>;
+    }
+
+    extern "Rust" {
+        type Door;
+        fn open_door(address: &str) -> Result<Box<Door>>;
+        fn address(self: &Door) -> String;
+
+        type Group;
+        fn join_group(door: Box<Door>, membership: &Membership) -> Result<Box<Group>>;
+        fn submit(
+            self: &Group,
+            call: CallDescription,
+            operation: SharedPtr<Operation>,
+        ) -> Result<u64>;
+        fn seq(self: &Group) -> Result<u64>;
+        fn metrics(self: &Group) -> Result<MetricsSnapshot>;
+        fn abort(self: &Group, why: &str) -> Result<()>;
+        fn close(self: &Group) -> Result<()>;
+
+        fn close_all_groups() -> Result<()>;
+        fn provoke(what: &str) -> Result<()>;
+    }
+}
+
+// SAFETY: the C++ class documents its methods as callable from any thread.
+unsafe impl Send for ffi::Operation {}
+// SAFETY: as above; run() is called by the worker alone, settle() and notify() lock inside.
+unsafe impl Sync for ffi::Operation {}
+
+/// Runs an entry so that nothing but a `Result` leaves it.
+fn guard<T>(entry: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(entry)).unwrap_or_else(|payload| Err(Error::from_panic(payload)))
+}
+
+/// A socket that listens for the ranks of a group that is being made.
+struct Door(Listener);
+
+fn open_door(address: &str) -> Result<Box<Door>> {
+    guard(|| {
+        let failed = |why: String| Error::Connect(format!("cannot listen on {address}: {why}"));
+        let ip: IpAddr = address.parse().map_err(|_| failed("not an IP address".into()))?;
+        let listener = Listener::bind(ip).map_err(|error| failed(error.to_string()))?;
+        Ok(Box::new(Door(listener)))
+    })
+}
+
+impl Door {
+    fn address(&self) -> String {
+        self.0.address().to_string()
+    }
+}
+
+/// One rank's part of a process group.
+struct Group(Arc<Engine>);
+
+/// Every group of this process, so that all can be closed before the interpreter ends.
+static GROUPS: Mutex<Vec<Weak<Engine>>> = Mutex::new(Vec::new());
+
+fn join_group(door: Box<Door>, membership: &ffi::Membership) -> Result<Box<Group>> {
+    guard(|| {
+        let timeout = milliseconds(membership.timeout_ms);
+        let interrupt = Interrupt::new()
+            .map(Arc::new)
+            .map_err(|error| Error::Connect(format!("no event descriptor: {error}")))?;
+        let addresses = parse_addresses(&membership.addresses)?;
+        let key: Key = membership.key.as_slice().try_into().map_err(|_| {
+            let length = membership.key.len();
+            Error::Connect(format!("a group key of {length} bytes, expected {KEY_BYTES}"))
+        })?;
+        let rank = membership.rank as usize;
+        let deadline = Instant::now() + timeout;
+        let mesh = tcp::connect(door.0, rank, &addresses, &key, deadline, interrupt.clone())
+            .map_err(|error| unreachable_ranks(&error, membership, timeout))?;
+        let labels = membership.labels.clone();
+        let engine = Engine::start(&membership.group, labels, Box::new(mesh), interrupt)?;
+        let engine = Arc::new(engine);
+        let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
+        groups.retain(|group| group.strong_count() > 0);
+        groups.push(Arc::downgrade(&engine));
+        Ok(Box::new(Group(engine)))
+    })
+}
+
+fn parse_addresses(addresses: &[String]) -> Result<Vec<SocketAddr>> {
+    let parse = |address: &String| {
+        address.parse().map_err(|_| Error::Connect(format!("not an address: {address:?}")))
+    };
+    addresses.iter().map(parse).collect()
+}
+
+fn unreachable_ranks(
+    error: &tcp::ConnectError,
+    membership: &ffi::Membership,
+    timeout: Duration,
+) -> Error {
+    let name =
+        |rank: &usize| format!("{} at {}", membership.labels[*rank], membership.addresses[*rank]);
+    let missing: Vec<_> = error.missing.iter().map(name).collect();
+    Error::Connect(format!(
+        "{} could not connect with {} within {:.1} s ({}). If the addresses are of the wrong \
+         network, set GFLOW_IFNAME to the interface that the hosts share; a firewall between \
+         them must let all ports through",
+        membership.labels[membership.rank as usize],
+        missing.join(", "),
+        timeout.as_secs_f64(),
+        error.last
+    ))
+}
+
+impl Group {
+    fn submit(
+        &self,
+        call: ffi::CallDescription,
+        operation: SharedPtr<ffi::Operation>,
+    ) -> Result<u64> {
+        guard(|| {
+            let kind = Kind::from_code(call.kind).ok_or_else(|| {
+                Error::Operation(format!("gflow: unknown kind of collective, code {}", call.kind))
+            })?;
+            let view = View {
+                kind,
+                dtype: call.dtype,
+                reduce_op: call.reduce_op,
+                root: call.root,
+                tensors: call.tensors,
+                numel: call.numel,
+                layout: call.layout,
+            };
+            let call = Call {
+                view,
+                gradient: call.gradient,
+                bytes: call.bytes,
+                sends: call.sends,
+                receives: call.receives,
+                timeout: milliseconds(call.timeout_ms),
+            };
+            self.0.submit(call, Arc::new(CxxOperation(operation)))
+        })
+    }
+
+    fn seq(&self) -> Result<u64> {
+        guard(|| Ok(self.0.seq()))
+    }
+
+    fn metrics(&self) -> Result<ffi::MetricsSnapshot> {
+        guard(|| {
+            let counts = self.0.counts();
+            let by_kind = counts.by_kind.into_iter();
+            Ok(ffi::MetricsSnapshot {
+                gradient_buckets: counts.gradient_buckets,
+                gradient_bytes: counts.gradient_bytes,
+                exact_tensors: counts.exact_tensors,
+                exact_bytes: counts.exact_bytes,
+                by_kind: by_kind
+                    .map(|(kind, count)| ffi::KindCount { name: kind.name().to_string(), count })
+                    .collect(),
+            })
+        })
+    }
+
+    fn abort(&self, why: &str) -> Result<()> {
+        guard(|| {
+            self.0.abort(why);
+            Ok(())
+        })
+    }
+
+    fn close(&self) -> Result<()> {
+        guard(|| {
+            self.0.close();
+            Ok(())
+        })
+    }
+}
+
+/// Closes whatever groups are still open. For the end of the interpreter.
+fn close_all_groups() -> Result<()> {
+    guard(|| {
+        let groups = std::mem::take(&mut *GROUPS.lock().unwrap_or_else(PoisonError::into_inner));
+        for group in groups.iter().filter_map(Weak::upgrade) {
+            group.close();
+        }
+        Ok(())
+    })
+}
+
+/// Fails on purpose, so that `gflow doctor` and the tests can see that failures arrive.
+fn provoke(what: &str) -> Result<()> {
+    guard(|| match what {
+        "error" => Err(Error::Operation("gflow: a Rust error, provoked on purpose".into())),
+        "panic" => panic!("provoked on purpose"),
+        other => Err(Error::Operation(format!("gflow: cannot provoke {other:?}: error or panic"))),
+    })
+}
+
+/// A timeout from Python, bounded so that adding it to a point in time cannot overflow.
+fn milliseconds(value: u64) -> Duration {
+    const TEN_YEARS: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+    Duration::from_millis(value).min(TEN_YEARS)
+}
+
+/// A collective of the C++ side.
+struct CxxOperation(SharedPtr<ffi::Operation>);
+
+impl Operation for CxxOperation {
+    fn run(&self) -> Result<()> {
+        self.0.run().map_err(|exception| Error::Operation(exception.what().to_string()))
+    }
+
+    fn settle(&self, error: Option<&Error>) -> bool {
+        let text = error.map(Error::to_string).unwrap_or_default();
+        // An exception here means that there is nothing left to complete.
+        self.0.settle(&text).unwrap_or(false)
+    }
+
+    fn notify(&self) {
+        // A Future keeps what its callbacks threw; what arrives here has nowhere to go.
+        let _ = self.0.notify();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_in_an_entry_becomes_an_error_with_its_message() {
+        let text = provoke("panic").unwrap_err().to_string();
+        assert!(text.contains("provoked on purpose") && text.contains("please report"), "{text}");
+    }
+
+    #[test]
+    fn an_address_that_is_none_is_refused_with_what_came() {
+        let text = open_door("eth0").err().unwrap().to_string();
+        assert!(text.contains("cannot listen on eth0: not an IP address"), "{text}");
+    }
+
+    #[test]
+    fn the_longest_timeout_still_gives_a_point_in_time() {
+        assert!(Instant::now().checked_add(milliseconds(u64::MAX)).is_some());
+    }
+}

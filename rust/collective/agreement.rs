@@ -1,0 +1,350 @@
+//! Agreement: before a collective touches data, every rank shows every other its call.
+//!
+//! What the ranks do must not depend on what one rank thinks. Equal calls go ahead; different
+//! calls raise on every rank, with all views in the message, and no data has moved, so the group
+//! stays in step. Whether a tensor is a gradient bucket is rank-local (a rank that has run out of
+//! data under `join()` sends untagged zeros), so the ranks settle on "yes" if any rank says yes.
+
+use super::call::{Call, Kind, View};
+use crate::error::{Error, Result};
+use crate::transport::{Failure, Peers};
+use std::time::Instant;
+
+/// What the ranks agreed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Agreed {
+    /// Handled as a gradient bucket, on every rank.
+    pub gradient: bool,
+}
+
+/// The names of the ranks of a group, for messages: "rank 1 (host a, pid 7)".
+pub type Labels = [String];
+
+/// Returns once every rank has made the same call as this one.
+pub fn agree(peers: &mut dyn Peers, labels: &Labels, seq: u64, call: &Call) -> Result<Agreed> {
+    if peers.size() == 1 {
+        return Ok(Agreed { gradient: call.gradient });
+    }
+    let deadline = Instant::now() + call.timeout;
+    let explain = |failure| explain(failure, labels, seq, call);
+
+    let sent = peers
+        .swap(&|peer| Header::of(seq, call, peer).encode().to_vec(), deadline)
+        .map_err(explain)?;
+    let headers = decode_all(&sent, peers.rank(), labels)?;
+
+    compare(seq, call, &headers, labels, peers.rank())?;
+    if matches!(call.view.kind, Kind::AllToAll | Kind::AllToAllSingle) {
+        agree_on_counts(peers, labels, seq, call, &headers, deadline)?;
+    }
+    let gradient = call.gradient || headers.iter().flatten().any(|header| header.gradient);
+    Ok(Agreed { gradient })
+}
+
+/// The counts of an all-to-all differ by rank, and only the two ranks of a pair can see that they
+/// do not fit. A second swap tells the others, so that all raise.
+fn agree_on_counts(
+    peers: &mut dyn Peers,
+    labels: &Labels,
+    seq: u64,
+    call: &Call,
+    headers: &[Option<Header>],
+    deadline: Instant,
+) -> Result<()> {
+    let own = peers.rank();
+    let complaint = headers.iter().enumerate().find_map(|(peer, header)| {
+        let header = header.as_ref()?;
+        let expected = call.counts_with(peer).1;
+        (header.sends_you != expected).then(|| {
+            format!(
+                "{} sends {} elements to {}, which expects {expected}",
+                labels[peer], header.sends_you, labels[own]
+            )
+        })
+    });
+    let verdict = complaint.unwrap_or_default().into_bytes();
+    let mut verdicts = peers
+        .swap(&|_| verdict.clone(), deadline)
+        .map_err(|failure| explain(failure, labels, seq, call))?;
+    verdicts[own] = verdict;
+    let complaints: Vec<_> = verdicts
+        .iter()
+        .filter(|verdict| !verdict.is_empty())
+        .map(|verdict| String::from_utf8_lossy(verdict).into_owned())
+        .collect();
+    if complaints.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Mismatch(format!(
+        "{} #{seq}: {}. The split sizes must fit together; no data was exchanged",
+        call.view,
+        complaints.join("; ")
+    )))
+}
+
+fn decode_all(messages: &[Vec<u8>], own: usize, labels: &Labels) -> Result<Vec<Option<Header>>> {
+    let decode = |(rank, bytes): (usize, &Vec<u8>)| {
+        if rank == own {
+            return Ok(None);
+        }
+        Header::decode(bytes)
+            .map(Some)
+            .map_err(|what| Error::Protocol(format!("{what}, from {}", labels[rank])))
+    };
+    messages.iter().enumerate().map(decode).collect()
+}
+
+/// Fails unless every rank's view is this rank's, naming each different view and who has it.
+fn compare(
+    seq: u64,
+    call: &Call,
+    headers: &[Option<Header>],
+    labels: &Labels,
+    own: usize,
+) -> Result<()> {
+    let view_of = |rank: usize| match &headers[rank] {
+        Some(header) => (header.seq, &header.view),
+        None => (seq, &call.view),
+    };
+    if (0..headers.len()).all(|rank| view_of(rank) == view_of(own)) {
+        return Ok(());
+    }
+    let mut views: Vec<((u64, &View), Vec<&str>)> = Vec::new();
+    for (rank, label) in labels.iter().enumerate() {
+        match views.iter_mut().find(|(view, _)| *view == view_of(rank)) {
+            Some((_, ranks)) => ranks.push(label),
+            None => views.push((view_of(rank), vec![label])),
+        }
+    }
+    let described: Vec<_> = views
+        .iter()
+        .map(|((seq, view), ranks)| format!("{} called {view} as #{seq}", ranks.join(", ")))
+        .collect();
+    Err(Error::Mismatch(format!(
+        "{}. Every rank must make the same call in the same order; no data was exchanged",
+        described.join("; ")
+    )))
+}
+
+fn explain(failure: Failure, labels: &Labels, seq: u64, call: &Call) -> Error {
+    let doing = format!("{} #{seq}", call.view);
+    match failure {
+        Failure::Late(ranks) => Error::TimedOut {
+            missing: ranks.into_iter().map(|rank| labels[rank].clone()).collect(),
+            doing,
+            waited: call.timeout,
+        },
+        Failure::Lost { rank, reason } => {
+            Error::PeerLost { peer: labels[rank].clone(), doing, reason }
+        }
+        Failure::Garbled { rank, reason } => {
+            Error::Protocol(format!("{reason}, from {} during {doing}", labels[rank]))
+        }
+        Failure::Interrupted => Error::Closed(format!("the group was aborted during {doing}")),
+    }
+}
+
+/// What one rank shows another before a collective.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Header {
+    seq: u64,
+    view: View,
+    gradient: bool,
+    /// Elements that the sender of this header has for its receiver, in an all-to-all.
+    sends_you: u64,
+}
+
+const HEADER_BYTES: usize = 8 + 4 + 4 + 4 + 8 + 8 + 8;
+
+impl Header {
+    fn of(seq: u64, call: &Call, peer: usize) -> Header {
+        let sends_you = call.counts_with(peer).0;
+        Header { seq, view: call.view.clone(), gradient: call.gradient, sends_you }
+    }
+
+    fn encode(&self) -> [u8; HEADER_BYTES] {
+        let view = &self.view;
+        let codes = [view.kind as u8, view.dtype, view.reduce_op, u8::from(self.gradient)];
+        let mut bytes = [0; HEADER_BYTES];
+        let mut rest = &mut bytes[..];
+        let mut put = |part: &[u8]| {
+            let (now, later) = std::mem::take(&mut rest).split_at_mut(part.len());
+            now.copy_from_slice(part);
+            rest = later;
+        };
+        put(&self.seq.to_le_bytes());
+        put(&codes);
+        put(&view.root.to_le_bytes());
+        put(&view.tensors.to_le_bytes());
+        put(&view.numel.to_le_bytes());
+        put(&view.layout.to_le_bytes());
+        put(&self.sends_you.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> std::result::Result<Header, String> {
+        let bytes: &[u8; HEADER_BYTES] = bytes
+            .try_into()
+            .map_err(|_| format!("a header of {} bytes, expected {HEADER_BYTES}", bytes.len()))?;
+        let mut rest = &bytes[..];
+        fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
+            let (now, later) = rest.split_first_chunk::<N>().expect("HEADER_BYTES is their sum");
+            *rest = later;
+            *now
+        }
+        let seq = u64::from_le_bytes(take(&mut rest));
+        let [kind, dtype, reduce_op, gradient] = take(&mut rest);
+        let kind =
+            Kind::from_code(kind).ok_or_else(|| format!("an unknown collective, code {kind}"))?;
+        if gradient > 1 {
+            return Err(format!("a gradient flag of {gradient}, expected 0 or 1"));
+        }
+        let view = View {
+            kind,
+            dtype,
+            reduce_op,
+            root: u32::from_le_bytes(take(&mut rest)),
+            tensors: u32::from_le_bytes(take(&mut rest)),
+            numel: u64::from_le_bytes(take(&mut rest)),
+            layout: u64::from_le_bytes(take(&mut rest)),
+        };
+        Ok(Header {
+            seq,
+            view,
+            gradient: gradient == 1,
+            sends_you: u64::from_le_bytes(take(&mut rest)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::call::tests::all_reduce;
+    use crate::transport::memory;
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    fn labels(size: usize) -> Vec<String> {
+        (0..size).map(|rank| format!("rank {rank}")).collect()
+    }
+
+    /// Runs `agree` once on every rank, each with its own call, and returns what each rank got.
+    fn agree_all(calls: Vec<Call>) -> Vec<Result<Agreed>> {
+        let labels = labels(calls.len());
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = memory::mesh(calls.len())
+                .into_iter()
+                .zip(calls)
+                .map(|((mut peers, _interrupt), call)| {
+                    let labels = &labels;
+                    scope.spawn(move || agree(&mut peers, labels, 7, &call))
+                })
+                .collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    fn header() -> impl Strategy<Value = Header> {
+        let kind = (0..Kind::ALL.len()).prop_map(|index| Kind::ALL[index]);
+        let codes = (kind, any::<u8>(), any::<u8>(), any::<bool>());
+        let sizes = (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<u64>());
+        (any::<u64>(), codes, sizes).prop_map(|(seq, codes, sizes)| {
+            let (kind, dtype, reduce_op, gradient) = codes;
+            let (root, tensors, numel, layout, sends_you) = sizes;
+            let view = View { kind, dtype, reduce_op, root, tensors, numel, layout };
+            Header { seq, view, gradient, sends_you }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_header_survives_the_wire(header in header()) {
+            prop_assert_eq!(Header::decode(&header.encode()), Ok(header));
+        }
+
+        #[test]
+        fn no_bytes_make_the_header_decoder_panic(
+            bytes in proptest::collection::vec(any::<u8>(), 0..64)
+        ) {
+            let _ = Header::decode(&bytes);
+        }
+    }
+
+    #[test]
+    fn equal_calls_go_ahead_for_every_world_size() {
+        for size in 1..=8 {
+            let outcomes = agree_all(vec![all_reduce(4); size]);
+            assert!(outcomes.iter().all(|o| *o == Ok(Agreed { gradient: false })), "{outcomes:?}");
+        }
+    }
+
+    #[test]
+    fn one_rank_that_says_gradient_decides_for_all() {
+        let mut calls = vec![all_reduce(4); 3];
+        calls[1].gradient = true;
+        for outcome in agree_all(calls) {
+            assert_eq!(outcome, Ok(Agreed { gradient: true }));
+        }
+    }
+
+    #[test]
+    fn different_calls_raise_on_every_rank_with_every_view() {
+        let mut calls = vec![all_reduce(4); 4];
+        calls[2].view.numel = 5;
+        for outcome in agree_all(calls) {
+            let text = outcome.unwrap_err().to_string();
+            let expected = "rank 0, rank 1, rank 3 called all_reduce of 4 elements of float32 \
+                            with SUM as #7; rank 2 called all_reduce of 5 elements";
+            assert!(text.contains(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn split_sizes_that_do_not_fit_raise_on_third_ranks_too() {
+        let mut calls: Vec<Call> = (0..3).map(|_| all_reduce(0)).collect();
+        for call in &mut calls {
+            call.view.kind = Kind::AllToAllSingle;
+            call.sends = vec![2, 2, 2];
+            call.receives = vec![2, 2, 2];
+        }
+        assert!(agree_all(calls.clone()).iter().all(Result::is_ok));
+        calls[0].sends[1] = 3;
+        for outcome in agree_all(calls) {
+            let text = outcome.unwrap_err().to_string();
+            assert!(text.contains("rank 0 sends 3 elements to rank 1, which expects 2"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_rank_that_never_calls_is_named_at_the_deadline() {
+        let mut ranks = memory::mesh(2);
+        let (mut peers, _interrupt) = ranks.remove(0);
+        let mut call = all_reduce(4);
+        call.timeout = Duration::from_millis(30);
+        let error = agree(&mut peers, &labels(2), 0, &call).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("Timed out") && text.contains("rank 1"), "{text}");
+        assert!(!error.leaves_group_usable());
+    }
+
+    #[test]
+    fn a_peer_that_leaves_is_named_with_its_reason() {
+        let mut ranks = memory::mesh(2);
+        let (mut leaving, _) = ranks.pop().unwrap();
+        let (mut peers, _) = ranks.pop().unwrap();
+        leaving.say_goodbye("it was shut down");
+        let error = agree(&mut peers, &labels(2), 0, &all_reduce(4)).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("lost rank 1") && text.contains("it was shut down"), "{text}");
+    }
+
+    #[test]
+    fn an_interrupt_ends_the_wait() {
+        let mut ranks = memory::mesh(2);
+        let (mut peers, interrupt) = ranks.remove(0);
+        let waiting = std::thread::spawn(move || agree(&mut peers, &labels(2), 0, &all_reduce(4)));
+        interrupt.raise();
+        assert!(matches!(waiting.join().unwrap(), Err(Error::Closed(_))));
+    }
+}

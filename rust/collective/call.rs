@@ -1,0 +1,238 @@
+//! One collective as this rank called it: the part of a call that the ranks have to agree on.
+//!
+//! The codes are torch's own (`c10d::OpType`, `c10::ScalarType`, `c10d::ReduceOp::RedOpType`), so
+//! the shim passes them through unchanged. A code that is not known here is refused, never guessed.
+
+use std::fmt;
+use std::time::Duration;
+
+/// The kinds of collective, with torch's `OpType` codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Kind {
+    Broadcast = 0,
+    AllReduce = 1,
+    AllReduceCoalesced = 2,
+    Reduce = 3,
+    AllGather = 4,
+    AllGatherSingle = 5,
+    AllGatherCoalesced = 6,
+    Gather = 7,
+    Scatter = 8,
+    ReduceScatter = 9,
+    AllToAllSingle = 10,
+    AllToAll = 11,
+    Barrier = 15,
+    ReduceScatterSingle = 16,
+    AllReduceSparse = 18,
+    ReduceScatterSingleCoalesced = 19,
+    AllGatherSingleCoalesced = 20,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 17] = [
+        Kind::Broadcast,
+        Kind::AllReduce,
+        Kind::AllReduceCoalesced,
+        Kind::Reduce,
+        Kind::AllGather,
+        Kind::AllGatherSingle,
+        Kind::AllGatherCoalesced,
+        Kind::Gather,
+        Kind::Scatter,
+        Kind::ReduceScatter,
+        Kind::AllToAllSingle,
+        Kind::AllToAll,
+        Kind::Barrier,
+        Kind::ReduceScatterSingle,
+        Kind::AllReduceSparse,
+        Kind::ReduceScatterSingleCoalesced,
+        Kind::AllGatherSingleCoalesced,
+    ];
+
+    pub fn from_code(code: u8) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|kind| *kind as u8 == code)
+    }
+
+    /// The name a Python user knows it by.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Broadcast => "broadcast",
+            Kind::AllReduce => "all_reduce",
+            Kind::AllReduceCoalesced => "all_reduce_coalesced",
+            Kind::Reduce => "reduce",
+            Kind::AllGather => "all_gather",
+            Kind::AllGatherSingle => "all_gather_into_tensor",
+            Kind::AllGatherCoalesced => "all_gather_coalesced",
+            Kind::Gather => "gather",
+            Kind::Scatter => "scatter",
+            Kind::ReduceScatter => "reduce_scatter",
+            Kind::AllToAllSingle => "all_to_all_single",
+            Kind::AllToAll => "all_to_all",
+            Kind::Barrier => "barrier",
+            Kind::ReduceScatterSingle => "reduce_scatter_tensor",
+            Kind::AllReduceSparse => "all_reduce of a sparse tensor",
+            Kind::ReduceScatterSingleCoalesced => "reduce_scatter_tensor_coalesced",
+            Kind::AllGatherSingleCoalesced => "all_gather_into_tensor_coalesced",
+        }
+    }
+
+    /// Whether the ranks combine elements, so that they must name the same reduction.
+    pub fn reduces(self) -> bool {
+        matches!(
+            self,
+            Kind::AllReduce
+                | Kind::AllReduceCoalesced
+                | Kind::AllReduceSparse
+                | Kind::Reduce
+                | Kind::ReduceScatter
+                | Kind::ReduceScatterSingle
+                | Kind::ReduceScatterSingleCoalesced
+        )
+    }
+
+    /// Whether one rank is the source or the destination.
+    pub fn has_root(self) -> bool {
+        matches!(self, Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::Scatter)
+    }
+}
+
+/// The part of a call that must be the same on every rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct View {
+    pub kind: Kind,
+    /// torch's `ScalarType` code of the first tensor.
+    pub dtype: u8,
+    /// torch's `RedOpType` code; 0 where nothing is reduced.
+    pub reduce_op: u8,
+    pub root: u32,
+    pub tensors: u32,
+    /// Elements over all tensors; 0 for the all-to-alls, which may differ from rank to rank.
+    pub numel: u64,
+    /// A hash of each tensor's type and size, so that lists are told apart whose sums are equal.
+    pub layout: u64,
+}
+
+/// What one rank asks the others to do together with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Call {
+    pub view: View,
+    /// Whether this rank holds the tensor to be a gradient bucket. Rank-local: see `agreement`.
+    pub gradient: bool,
+    /// Bytes of tensor data on this rank, for the counters only.
+    pub bytes: u64,
+    /// For the all-to-alls: elements for each rank, and elements expected from each. Else empty.
+    pub sends: Vec<u64>,
+    pub receives: Vec<u64>,
+    pub timeout: Duration,
+}
+
+impl Call {
+    /// The counts that concern one peer, 0 where the kind has none.
+    pub fn counts_with(&self, peer: usize) -> (u64, u64) {
+        let at = |list: &[u64]| list.get(peer).copied().unwrap_or(0);
+        (at(&self.sends), at(&self.receives))
+    }
+}
+
+/// The Python name of a torch `ScalarType` code.
+pub fn dtype_name(code: u8) -> String {
+    let name = match code {
+        0 => "uint8",
+        1 => "int8",
+        2 => "int16",
+        3 => "int32",
+        4 => "int64",
+        5 => "float16",
+        6 => "float32",
+        7 => "float64",
+        8 => "complex32",
+        9 => "complex64",
+        10 => "complex128",
+        11 => "bool",
+        15 => "bfloat16",
+        other => return format!("dtype #{other}"),
+    };
+    name.to_string()
+}
+
+/// The name of a torch `RedOpType` code.
+pub fn reduce_op_name(code: u8) -> String {
+    const NAMES: [&str; 9] =
+        ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"];
+    match NAMES.get(usize::from(code)) {
+        Some(name) => (*name).to_string(),
+        None => format!("reduce op #{code}"),
+    }
+}
+
+/// In words: "all_reduce of 4 elements of float32 with SUM".
+impl fmt::Display for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kind.name())?;
+        match self.kind {
+            Kind::Barrier => return Ok(()),
+            Kind::AllToAll | Kind::AllToAllSingle => {
+                write!(f, " of {}", dtype_name(self.dtype))?;
+            }
+            _ if self.tensors > 1 => {
+                let dtype = dtype_name(self.dtype);
+                write!(f, " of {} tensors, {} elements of {dtype}", self.tensors, self.numel)?;
+                write!(f, " (layout {:08x})", self.layout as u32)?;
+            }
+            _ => write!(f, " of {} elements of {}", self.numel, dtype_name(self.dtype))?,
+        }
+        if self.kind.reduces() {
+            write!(f, " with {}", reduce_op_name(self.reduce_op))?;
+        }
+        if self.kind.has_root() {
+            write!(f, ", root {}", self.root)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A call for tests: `numel` floats, summed.
+    pub fn all_reduce(numel: u64) -> Call {
+        Call {
+            view: View {
+                kind: Kind::AllReduce,
+                dtype: 6,
+                reduce_op: 0,
+                root: 0,
+                tensors: 1,
+                numel,
+                layout: numel,
+            },
+            gradient: false,
+            bytes: numel * 4,
+            sends: Vec::new(),
+            receives: Vec::new(),
+            timeout: Duration::from_secs(10),
+        }
+    }
+
+    #[test]
+    fn every_kind_is_found_by_its_own_code_and_no_other() {
+        for code in 0..=u8::MAX {
+            match Kind::from_code(code) {
+                Some(kind) => assert_eq!(kind as u8, code),
+                None => assert!(Kind::ALL.iter().all(|kind| *kind as u8 != code)),
+            }
+        }
+    }
+
+    #[test]
+    fn a_view_reads_like_the_call_that_was_made() {
+        let view = all_reduce(4).view;
+        assert_eq!(view.to_string(), "all_reduce of 4 elements of float32 with SUM");
+        let broadcast = View { kind: Kind::Broadcast, root: 3, dtype: 3, ..view.clone() };
+        assert_eq!(broadcast.to_string(), "broadcast of 4 elements of int32, root 3");
+        let barrier = View { kind: Kind::Barrier, ..view };
+        assert_eq!(barrier.to_string(), "barrier");
+    }
+}

@@ -1,0 +1,393 @@
+//! The engine of a group: a queue, one worker thread, and the threads that complete Futures.
+//!
+//! `submit` never blocks. Whatever is submitted is settled exactly once, by the worker, by
+//! `abort` or by `close`. Nothing here may wait without a bound for a thread that may be stuck.
+
+pub mod completions;
+pub mod operation;
+pub mod queue;
+mod worker;
+
+use crate::collective::call::Call;
+use crate::error::{Error, Result};
+use crate::metrics::{Counters, Counts};
+use crate::transport::Peers;
+use crate::transport::interrupt::Interrupt;
+use completions::Completions;
+use operation::Operation;
+use queue::Queue;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long `close` lets collectives finish that were submitted before it. Enough for a peer that
+/// is a little behind; a peer that never comes must not keep a program from ending.
+const DRAIN_LIMIT: Duration = Duration::from_secs(3);
+/// How long `close` then waits for the worker to see that it was interrupted.
+const STOP_LIMIT: Duration = Duration::from_secs(1);
+
+pub struct Engine {
+    shared: Arc<Shared>,
+    interrupt: Arc<Interrupt>,
+    /// Threads do not survive a fork, so a child must not wait for them.
+    process: u32,
+}
+
+/// What the worker and the callers share.
+struct Shared {
+    queue: Queue,
+    labels: Vec<String>,
+    counters: Counters,
+    completions: Arc<Completions>,
+    running: Mutex<Option<Arc<dyn Operation>>>,
+    worker_ended: Mutex<bool>,
+    ended: Condvar,
+}
+
+impl Engine {
+    /// Starts the worker. `labels` name the ranks of the group in messages.
+    pub fn start(
+        name: &str,
+        labels: Vec<String>,
+        mut peers: Box<dyn Peers>,
+        interrupt: Arc<Interrupt>,
+    ) -> Result<Engine> {
+        let shared = Arc::new(Shared {
+            queue: Queue::default(),
+            labels,
+            counters: Counters::default(),
+            completions: Arc::default(),
+            running: Mutex::default(),
+            worker_ended: Mutex::new(false),
+            ended: Condvar::new(),
+        });
+        let seen_by_worker = shared.clone();
+        std::thread::Builder::new()
+            .name(format!("gflow-{name}"))
+            .spawn(move || {
+                worker::serve(&seen_by_worker, peers.as_mut());
+                *lock(&seen_by_worker.worker_ended) = true;
+                seen_by_worker.ended.notify_all();
+            })
+            .map_err(|error| Error::Connect(format!("could not start a thread: {error}")))?;
+        Ok(Engine { shared, interrupt, process: std::process::id() })
+    }
+
+    /// Queues a collective and returns its number in the group.
+    pub fn submit(&self, call: Call, operation: Arc<dyn Operation>) -> Result<u64> {
+        if self.process != std::process::id() {
+            return Err(Error::Closed(format!(
+                "this process group belongs to process {}, this is its fork {}: make a new group here",
+                self.process,
+                std::process::id()
+            )));
+        }
+        self.shared.queue.push(call, operation)
+    }
+
+    /// The number of the newest collective, 0 before the first.
+    pub fn seq(&self) -> u64 {
+        self.shared.queue.seq()
+    }
+
+    pub fn counts(&self) -> Counts {
+        self.shared.counters.now()
+    }
+
+    /// Fails everything that is pending and everything that comes, at once.
+    pub fn abort(&self, why: &str) {
+        let error = Error::Closed(why.to_string());
+        self.shared.fail(&error);
+        // Before the worker is woken, so that the waiting get this reason and no other.
+        let running = lock(&self.shared.running).clone();
+        if let Some(operation) = running {
+            self.shared.settle(&operation, Some(&error));
+        }
+        self.interrupt.raise();
+    }
+
+    /// Ends the group: what was submitted may still finish, within a bound; then it is aborted.
+    pub fn close(&self) {
+        if self.process != std::process::id() {
+            return;
+        }
+        let why = "the process group was destroyed";
+        self.shared.queue.close(Error::Closed(why.to_string()));
+        if !self.worker_ended_within(DRAIN_LIMIT) {
+            self.abort(&format!("{why} while this collective was pending"));
+            // A worker stuck in an operation is left behind: it owns all that it uses.
+            self.worker_ended_within(STOP_LIMIT);
+        }
+    }
+
+    fn worker_ended_within(&self, limit: Duration) -> bool {
+        let ended = lock(&self.shared.worker_ended);
+        let (ended, _) = self
+            .shared
+            .ended
+            .wait_timeout_while(ended, limit, |ended| !*ended)
+            .unwrap_or_else(PoisonError::into_inner);
+        *ended
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Shared {
+    /// Tells whoever waits for `operation` that it is over.
+    fn settle(&self, operation: &Arc<dyn Operation>, error: Option<&Error>) {
+        if operation.settle(error) {
+            self.completions.hand_over(operation.clone());
+        }
+    }
+
+    /// Takes no more collectives and settles those in the queue with `error`.
+    fn fail(&self, error: &Error) {
+        self.queue.close(error.clone());
+        for job in self.queue.drain() {
+            self.settle(&job.operation, Some(error));
+        }
+    }
+
+    fn set_running(&self, operation: Option<Arc<dyn Operation>>) {
+        *lock(&self.running) = operation;
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each of these holds one value that is replaced whole, so a panic cannot leave it half done.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::call::tests::all_reduce;
+    use crate::transport::memory;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Instant;
+
+    type Body = Box<dyn Fn() -> Result<()> + Send + Sync>;
+
+    /// An operation for tests: runs `body`, then reports how it was settled.
+    struct Probe {
+        body: Body,
+        /// What `notify` does, if there is a "Future".
+        callback: Option<Box<dyn Fn() + Send + Sync>>,
+        settled: Mutex<Option<Sender<std::result::Result<(), String>>>>,
+    }
+
+    impl Operation for Probe {
+        fn run(&self) -> Result<()> {
+            (self.body)()
+        }
+
+        fn settle(&self, error: Option<&Error>) -> bool {
+            let Some(settled) = lock(&self.settled).take() else { return false };
+            let outcome = error.map_or(Ok(()), |error| Err(error.to_string()));
+            let _ = settled.send(outcome);
+            self.callback.is_some()
+        }
+
+        fn notify(&self) {
+            if let Some(callback) = &self.callback {
+                callback();
+            }
+        }
+    }
+
+    type Outcome = Receiver<std::result::Result<(), String>>;
+
+    fn probe(body: impl Fn() -> Result<()> + Send + Sync + 'static) -> (Arc<Probe>, Outcome) {
+        let (sender, outcome) = channel();
+        let settled = Mutex::new(Some(sender));
+        (Arc::new(Probe { body: Box::new(body), callback: None, settled }), outcome)
+    }
+
+    fn with_callback(callback: impl Fn() + Send + Sync + 'static) -> (Arc<Probe>, Outcome) {
+        let (sender, outcome) = channel();
+        let settled = Mutex::new(Some(sender));
+        let callback: Option<Box<dyn Fn() + Send + Sync>> = Some(Box::new(callback));
+        (Arc::new(Probe { body: Box::new(|| Ok(())), callback, settled }), outcome)
+    }
+
+    fn engines(size: usize) -> Vec<Engine> {
+        let labels: Vec<_> = (0..size).map(|rank| format!("rank {rank}")).collect();
+        memory::mesh(size)
+            .into_iter()
+            .map(|(peers, interrupt)| {
+                Engine::start("test", labels.clone(), Box::new(peers), interrupt).unwrap()
+            })
+            .collect()
+    }
+
+    fn outcome(receiver: &Outcome) -> std::result::Result<(), String> {
+        receiver.recv_timeout(Duration::from_secs(10)).expect("settled within 10 s")
+    }
+
+    #[test]
+    fn collectives_run_in_program_order_and_are_counted() {
+        let engines = engines(2);
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let mut outcomes = Vec::new();
+        for number in 1..=20u64 {
+            for engine in &engines {
+                let order = order.clone();
+                let (operation, outcome) = probe(move || {
+                    lock(&order).push(number);
+                    Ok(())
+                });
+                assert_eq!(engine.submit(all_reduce(4), operation).unwrap(), number);
+                outcomes.push(outcome);
+            }
+        }
+        assert!(outcomes.iter().all(|o| outcome(o) == Ok(())));
+        // Neither rank can start number n + 1 before both have agreed on it, after n.
+        assert!(lock(&order).windows(3).all(|w| w[0] <= w[2]));
+        assert_eq!(engines[0].counts().exact_tensors, 20);
+        assert_eq!(engines[0].counts().exact_bytes, 20 * 16);
+    }
+
+    #[test]
+    fn a_panic_in_an_operation_is_an_error_and_the_engine_lives_long_enough_to_say_so() {
+        let engine = engines(1).remove(0);
+        let (operation, settled) = probe(|| panic!("an unlucky number"));
+        engine.submit(all_reduce(4), operation).unwrap();
+        let text = outcome(&settled).unwrap_err();
+        assert!(text.contains("an unlucky number") && text.contains("bug in gflow"), "{text}");
+        let (operation, _settled) = probe(|| Ok(()));
+        // Nobody knows what a panic left behind, so the group is over, with that reason.
+        let later = engine.submit(all_reduce(4), operation).map(|_| ()).map_err(|e| e.to_string());
+        assert!(later.is_err() || outcome(&_settled).is_err());
+    }
+
+    #[test]
+    fn a_failed_operation_leaves_the_group_usable() {
+        let engine = engines(1).remove(0);
+        let (failing, failed) = probe(|| Err(Error::Operation("no BAND of floats".into())));
+        let (working, worked) = probe(|| Ok(()));
+        engine.submit(all_reduce(4), failing).unwrap();
+        engine.submit(all_reduce(4), working).unwrap();
+        assert_eq!(outcome(&failed), Err("no BAND of floats".into()));
+        assert_eq!(outcome(&worked), Ok(()));
+    }
+
+    #[test]
+    fn a_callback_may_wait_for_a_later_collective_of_its_own_group() {
+        let engine = Arc::new(engines(1).remove(0));
+        let (second, second_settled) = probe(|| Ok(()));
+        let second_settled = Mutex::new(second_settled);
+        let (waited, has_waited) = channel();
+        let (first, _) = with_callback(move || {
+            let _ = waited.send(outcome(&lock(&second_settled)));
+        });
+        engine.submit(all_reduce(4), first).unwrap();
+        engine.submit(all_reduce(4), second).unwrap();
+        assert_eq!(has_waited.recv_timeout(Duration::from_secs(10)), Ok(Ok(())));
+    }
+
+    #[test]
+    fn a_chain_of_callbacks_that_block_each_other_completes() {
+        let engine = engines(1).remove(0);
+        const DEPTH: usize = 20;
+        let (done, is_done) = channel();
+        let mut wait_for: Option<Receiver<()>> = None;
+        let mut operations = Vec::new();
+        for _ in 0..DEPTH {
+            let (completed, completion) = channel();
+            let waits = Mutex::new(wait_for.replace(completion));
+            let done = done.clone();
+            let (operation, _) = with_callback(move || {
+                if let Some(receiver) = lock(&waits).take() {
+                    receiver.recv_timeout(Duration::from_secs(10)).unwrap();
+                }
+                let _ = completed.send(());
+                let _ = done.send(());
+            });
+            operations.push(operation);
+        }
+        // The last one submitted is the only one that waits for nobody.
+        for operation in operations.into_iter().rev() {
+            engine.submit(all_reduce(4), operation).unwrap();
+        }
+        for _ in 0..DEPTH {
+            is_done.recv_timeout(Duration::from_secs(10)).expect("no deadlock");
+        }
+    }
+
+    #[test]
+    fn abort_releases_the_waiting_the_queued_and_the_running_at_once() {
+        let waiting_for_peer = engines(2).remove(0);
+        let (operation, waiting) = probe(|| Ok(()));
+        waiting_for_peer.submit(all_reduce(4), operation).unwrap();
+        let (operation, queued) = probe(|| Ok(()));
+        waiting_for_peer.submit(all_reduce(4), operation).unwrap();
+        waiting_for_peer.abort("aborted by a test");
+        assert!(outcome(&waiting).unwrap_err().contains("aborted by a test"));
+        assert!(outcome(&queued).unwrap_err().contains("aborted by a test"));
+
+        let stuck = engines(1).remove(0);
+        let (release, released) = channel::<()>();
+        let released = Mutex::new(released);
+        let (started, has_started) = channel();
+        let (operation, running) = probe(move || {
+            let _ = started.send(());
+            let _ = lock(&released).recv();
+            Ok(())
+        });
+        stuck.submit(all_reduce(4), operation).unwrap();
+        has_started.recv().unwrap();
+        stuck.abort("aborted by a test");
+        assert!(outcome(&running).unwrap_err().contains("aborted by a test"));
+        drop(release);
+    }
+
+    #[test]
+    fn dropping_an_engine_is_bounded_when_its_peer_never_comes() {
+        let mut engines = engines(2);
+        let engine = engines.remove(0);
+        let (operation, settled) = probe(|| Ok(()));
+        engine.submit(all_reduce(4), operation).unwrap();
+        let start = Instant::now();
+        drop(engine);
+        assert!(start.elapsed() < DRAIN_LIMIT + STOP_LIMIT + Duration::from_secs(5));
+        assert!(outcome(&settled).unwrap_err().contains("was destroyed while"));
+    }
+
+    #[test]
+    fn closing_lets_a_collective_finish_that_its_peer_is_about_to_join() {
+        let mut engines = engines(2);
+        let late = engines.pop().unwrap();
+        let early = engines.pop().unwrap();
+        let (operation, settled) = probe(|| Ok(()));
+        early.submit(all_reduce(4), operation).unwrap();
+        let closing = std::thread::spawn(move || drop(early));
+        std::thread::sleep(Duration::from_millis(100));
+        let (operation, _) = probe(|| Ok(()));
+        late.submit(all_reduce(4), operation).unwrap();
+        assert_eq!(outcome(&settled), Ok(()));
+        closing.join().unwrap();
+    }
+
+    #[test]
+    fn after_a_peer_is_lost_every_later_collective_says_so() {
+        let mut engines = engines(2);
+        drop(engines.pop());
+        let survivor = engines.pop().unwrap();
+        let (operation, settled) = probe(|| Ok(()));
+        survivor.submit(all_reduce(4), operation).unwrap();
+        let first = outcome(&settled).unwrap_err();
+        assert!(first.contains("lost rank 1"), "{first}");
+        let (operation, _) = probe(|| Ok(()));
+        let mut later = survivor.submit(all_reduce(4), operation).map_err(|e| e.to_string());
+        while later.is_ok() {
+            // The queue is closed right after the first was settled.
+            let (operation, _) = probe(|| Ok(()));
+            later = survivor.submit(all_reduce(4), operation).map_err(|e| e.to_string());
+        }
+        assert_eq!(later.unwrap_err(), first);
+    }
+}

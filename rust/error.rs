@@ -1,0 +1,78 @@
+//! Everything that can go wrong, in words for the person whose job stopped.
+//!
+//! Each variant keeps what is needed to say what was expected, what came and what to do. An error
+//! is never a bare code and never swallows the message of what caused it.
+
+use std::fmt;
+use std::time::Duration;
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Error {
+    /// The ranks made different calls. Nothing was exchanged but the headers, so the group is
+    /// still in step and can go on.
+    Mismatch(String),
+    /// A peer's connection ended.
+    PeerLost { peer: String, doing: String, reason: String },
+    /// Some ranks did not make the call in time.
+    TimedOut { missing: Vec<String>, doing: String, waited: Duration },
+    /// The group was aborted, shut down or had failed before.
+    Closed(String),
+    /// The connections of a new group could not be made.
+    Connect(String),
+    /// A peer sent bytes that are not this protocol's.
+    Protocol(String),
+    /// The operation itself failed.
+    Operation(String),
+    /// A bug of ours, caught before it could end the process.
+    Panic(String),
+}
+
+impl Error {
+    /// Whether the group can go on after this error: the ranks are still in step.
+    pub fn leaves_group_usable(&self) -> bool {
+        matches!(self, Error::Mismatch(_) | Error::Operation(_))
+    }
+
+    /// The error for a caught panic, with the message that the panic carried.
+    pub fn from_panic(payload: Box<dyn std::any::Any + Send>) -> Self {
+        let text = payload
+            .downcast_ref::<&str>()
+            .map(|text| text.to_string())
+            .or_else(|| payload.downcast_ref::<String>().cloned())
+            .unwrap_or_else(|| "no message".to_string());
+        Error::Panic(text)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Mismatch(views) => write!(f, "gflow: the ranks made different calls: {views}"),
+            Error::PeerLost { peer, doing, reason } => {
+                write!(
+                    f,
+                    "gflow: lost {peer} during {doing}: {reason}. See that rank's own output for why it stopped"
+                )
+            }
+            Error::TimedOut { missing, doing, waited } => write!(
+                f,
+                "gflow: Timed out after {:.1} s in {doing}, waiting for {}. Either it is stuck elsewhere \
+                 or it makes fewer calls than this rank; if it only needs longer, give \
+                 init_process_group a larger timeout",
+                waited.as_secs_f64(),
+                missing.join(", ")
+            ),
+            Error::Closed(why) => write!(f, "gflow: {why}"),
+            Error::Connect(what) => write!(f, "gflow: {what}"),
+            Error::Protocol(what) => write!(f, "gflow: unexpected bytes from a peer: {what}"),
+            Error::Operation(what) => f.write_str(what),
+            Error::Panic(what) => {
+                write!(f, "gflow: internal error (a bug in gflow, please report it): {what}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {}

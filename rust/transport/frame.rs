@@ -1,0 +1,142 @@
+//! The frame: how messages are told apart in a stream of bytes.
+//!
+//! Length (u32, little endian, of what follows), one byte of purpose, then the payload. A frame
+//! from the wire is never trusted: its length is bounded before a byte of it is kept.
+
+/// No message of ours is longer; anything that claims to be is not ours.
+pub const MAX_PAYLOAD: usize = 64 * 1024;
+
+const LENGTH_BYTES: usize = 4;
+const MESSAGE: u8 = 1;
+const GOODBYE: u8 = 2;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Frame {
+    Message(Vec<u8>),
+    /// The peer leaves, and says why.
+    Goodbye(String),
+}
+
+impl Frame {
+    /// The bytes of this frame. A payload over the limit is cut: only a goodbye can be that long.
+    pub fn encode(&self) -> Vec<u8> {
+        let (purpose, payload) = match self {
+            Frame::Message(payload) => (MESSAGE, payload.as_slice()),
+            Frame::Goodbye(reason) => (GOODBYE, reason.as_bytes()),
+        };
+        let payload = &payload[..payload.len().min(MAX_PAYLOAD)];
+        let mut bytes = Vec::with_capacity(LENGTH_BYTES + 1 + payload.len());
+        bytes.extend_from_slice(&(payload.len() as u32 + 1).to_le_bytes());
+        bytes.push(purpose);
+        bytes.extend_from_slice(payload);
+        bytes
+    }
+}
+
+/// Collects bytes as they come and gives out whole frames.
+#[derive(Debug, Default)]
+pub struct FrameBuffer {
+    bytes: Vec<u8>,
+}
+
+impl FrameBuffer {
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The next whole frame, `None` if it has not all arrived, or why these bytes are no frame.
+    pub fn next_frame(&mut self) -> Result<Option<Frame>, String> {
+        let Some(length) = self.bytes.first_chunk::<LENGTH_BYTES>() else {
+            return Ok(None);
+        };
+        let length = u32::from_le_bytes(*length) as usize;
+        if length == 0 || length > MAX_PAYLOAD + 1 {
+            return Err(format!("a frame of {length} bytes, allowed are 1 to {}", MAX_PAYLOAD + 1));
+        }
+        let Some(body) = self.bytes.get(LENGTH_BYTES..LENGTH_BYTES + length) else {
+            return Ok(None);
+        };
+        let frame = match body[0] {
+            MESSAGE => Frame::Message(body[1..].to_vec()),
+            GOODBYE => Frame::Goodbye(String::from_utf8_lossy(&body[1..]).into_owned()),
+            other => return Err(format!("a frame of unknown purpose {other}")),
+        };
+        self.bytes.drain(..LENGTH_BYTES + length);
+        Ok(Some(frame))
+    }
+
+    /// The reason of a goodbye that has already arrived behind everything read so far.
+    pub fn waiting_goodbye(&self) -> Option<String> {
+        let mut copy = FrameBuffer { bytes: self.bytes.clone() };
+        while let Ok(Some(frame)) = copy.next_frame() {
+            if let Frame::Goodbye(reason) = frame {
+                return Some(reason);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn frames() -> impl Strategy<Value = Vec<Frame>> {
+        let message = proptest::collection::vec(any::<u8>(), 0..200).prop_map(Frame::Message);
+        let goodbye = "[a-z ]{0,40}".prop_map(Frame::Goodbye);
+        proptest::collection::vec(prop_oneof![message, goodbye], 0..12)
+    }
+
+    proptest! {
+        #[test]
+        fn frames_come_out_as_they_went_in_however_the_stream_is_cut(
+            sent in frames(), cuts in proptest::collection::vec(1usize..64, 1..40)
+        ) {
+            let stream: Vec<u8> = sent.iter().flat_map(Frame::encode).collect();
+            let mut buffer = FrameBuffer::default();
+            let mut received = Vec::new();
+            let mut rest = stream.as_slice();
+            let mut cuts = cuts.iter().cycle();
+            while !rest.is_empty() {
+                let (now, later) = rest.split_at(rest.len().min(*cuts.next().unwrap()));
+                buffer.push(now);
+                rest = later;
+                while let Some(frame) = buffer.next_frame().unwrap() {
+                    received.push(frame);
+                }
+            }
+            prop_assert_eq!(received, sent);
+        }
+
+        #[test]
+        fn no_bytes_make_the_decoder_panic_or_loop(
+            bytes in proptest::collection::vec(any::<u8>(), 0..4096)
+        ) {
+            let mut buffer = FrameBuffer::default();
+            buffer.push(&bytes);
+            let mut frames = 0;
+            while let Ok(Some(_)) = buffer.next_frame() {
+                frames += 1;
+            }
+            prop_assert!(frames <= bytes.len() / (LENGTH_BYTES + 1));
+        }
+    }
+
+    #[test]
+    fn a_length_over_the_limit_is_refused_before_its_bytes_arrive() {
+        let mut buffer = FrameBuffer::default();
+        buffer.push(&u32::MAX.to_le_bytes());
+        assert!(buffer.next_frame().unwrap_err().contains("allowed are 1 to"));
+    }
+
+    #[test]
+    fn a_goodbye_behind_an_unread_message_is_seen() {
+        let mut buffer = FrameBuffer::default();
+        buffer.push(&Frame::Message(vec![1, 2]).encode());
+        assert_eq!(buffer.waiting_goodbye(), None);
+        buffer.push(&Frame::Goodbye("out of data".into()).encode());
+        assert_eq!(buffer.waiting_goodbye().as_deref(), Some("out of data"));
+        assert_eq!(buffer.next_frame(), Ok(Some(Frame::Message(vec![1, 2]))));
+    }
+}

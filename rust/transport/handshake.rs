@@ -1,0 +1,134 @@
+//! The handshake: both ends prove that they hold the group's key before a byte of a job moves.
+//!
+//! The connecting rank says who it is and sends a nonce; the accepting rank answers with a nonce
+//! of its own and a proof over both; the connecting rank answers with its proof. The key never
+//! travels. A stranger learns nothing, and what it sends is bounded and timed.
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use std::io::{Error, ErrorKind, Read, Result, Write};
+
+pub const KEY_BYTES: usize = 32;
+pub type Key = [u8; KEY_BYTES];
+
+/// The last byte is the protocol's version.
+const MAGIC: [u8; 8] = *b"gflow\0\0\x01";
+const NONCE_BYTES: usize = 32;
+const PROOF_BYTES: usize = 32;
+const HELLO_BYTES: usize = MAGIC.len() + 4 + 4 + NONCE_BYTES;
+
+/// Which end a proof is for, so that one end's proof cannot be replayed as the other's.
+const CONNECTING: &[u8] = b"connecting";
+const ACCEPTING: &[u8] = b"accepting";
+
+/// Proves to `stream` that this is rank `own`, and makes sure that the other end is `peer`.
+pub fn connect(stream: &mut (impl Read + Write), key: &Key, own: u32, peer: u32) -> Result<()> {
+    let mut hello = [0; HELLO_BYTES];
+    hello[..8].copy_from_slice(&MAGIC);
+    hello[8..12].copy_from_slice(&own.to_le_bytes());
+    hello[12..16].copy_from_slice(&peer.to_le_bytes());
+    hello[16..].copy_from_slice(&nonce()?);
+    stream.write_all(&hello)?;
+
+    let mut answer = [0; NONCE_BYTES + PROOF_BYTES];
+    stream.read_exact(&mut answer)?;
+    let (their_nonce, their_proof) = answer.split_at(NONCE_BYTES);
+    verify(key, ACCEPTING, &hello, their_nonce, their_proof)?;
+    stream.write_all(&proof(key, CONNECTING, &hello, their_nonce).finalize().into_bytes())
+}
+
+/// Returns the rank that connected, once it has proved the key and asked for rank `own`.
+pub fn accept(stream: &mut (impl Read + Write), key: &Key, own: u32) -> Result<u32> {
+    let mut hello = [0; HELLO_BYTES];
+    stream.read_exact(&mut hello)?;
+    if hello[..8] != MAGIC {
+        return Err(refused("it does not speak this version of gflow's protocol"));
+    }
+    let rank_at = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| hello[at + i]));
+    let (peer, wanted) = (rank_at(8), rank_at(12));
+    if wanted != own {
+        return Err(refused("it looks for another rank"));
+    }
+    let own_nonce = nonce()?;
+    stream.write_all(&own_nonce)?;
+    stream.write_all(&proof(key, ACCEPTING, &hello, &own_nonce).finalize().into_bytes())?;
+
+    let mut their_proof = [0; PROOF_BYTES];
+    stream.read_exact(&mut their_proof)?;
+    verify(key, CONNECTING, &hello, &own_nonce, &their_proof)?;
+    Ok(peer)
+}
+
+fn proof(key: &Key, end: &[u8], hello: &[u8], nonce: &[u8]) -> Hmac<Sha256> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes a key of any length");
+    mac.update(end);
+    mac.update(hello);
+    mac.update(nonce);
+    mac
+}
+
+fn verify(key: &Key, end: &[u8], hello: &[u8], nonce: &[u8], claimed: &[u8]) -> Result<()> {
+    proof(key, end, hello, nonce)
+        .verify_slice(claimed)
+        .map_err(|_| refused("it does not hold the group's key"))
+}
+
+fn nonce() -> Result<[u8; NONCE_BYTES]> {
+    let mut bytes = [0; NONCE_BYTES];
+    getrandom::fill(&mut bytes).map_err(Error::other)?;
+    Ok(bytes)
+}
+
+fn refused(why: &str) -> Error {
+    Error::new(ErrorKind::PermissionDenied, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    fn shake(connecting_key: Key, accepting_key: Key, wanted: u32) -> (Result<()>, Result<u32>) {
+        let (mut left, mut right) = UnixStream::pair().unwrap();
+        let connecting = std::thread::spawn(move || connect(&mut left, &connecting_key, 3, wanted));
+        let accepted = accept(&mut right, &accepting_key, 1);
+        drop(right);
+        (connecting.join().unwrap(), accepted)
+    }
+
+    #[test]
+    fn ranks_with_the_same_key_meet() {
+        let (connected, accepted) = shake([7; 32], [7; 32], 1);
+        connected.unwrap();
+        assert_eq!(accepted.unwrap(), 3);
+    }
+
+    #[test]
+    fn a_wrong_key_or_a_wrong_rank_is_refused_on_both_ends() {
+        for (key, wanted) in [([8; 32], 1), ([7; 32], 2)] {
+            let (connected, accepted) = shake(key, [7; 32], wanted);
+            assert!(connected.is_err() && accepted.is_err());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_stranger_gets_nowhere_whatever_it_sends(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200), ours in any::<bool>()
+        ) {
+            let (mut stranger, mut own) = UnixStream::pair().unwrap();
+            if ours {
+                // A hello that is well formed, so that the proof is what fails.
+                let mut hello = [0; HELLO_BYTES];
+                hello[..8].copy_from_slice(&MAGIC);
+                stranger.write_all(&hello).unwrap();
+            }
+            stranger.write_all(&bytes).unwrap();
+            stranger.shutdown(std::net::Shutdown::Write).unwrap();
+            own.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            prop_assert!(accept(&mut own, &[7; 32], 0).is_err());
+        }
+    }
+}

@@ -1,0 +1,92 @@
+"""Makes the backend object of a process group. torch calls :func:`create` once per group and rank."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store
+
+from gflow import native
+from gflow.network import own_address
+from gflow.options import Options, Settings, settle
+from gflow.rendezvous import Card, meet
+
+
+def create(backend_options: Any, pg_options: Options | None) -> Any:
+    """Build the backend for ``init_process_group`` or ``new_group``.
+
+    Args:
+        backend_options: torch's ``_DistributedBackendOptions``: store, rank, size, timeout.
+        pg_options: what the user gave as ``pg_options``.
+    """
+    settings = settle(pg_options)
+    library = native.load()
+    # The Reducer asks a backend for bucket memory only if this is set; a user's own choice stays.
+    os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
+
+    store: Store = backend_options.store
+    rank, size = backend_options.group_rank, backend_options.group_size
+    timeout = _as_timedelta(backend_options.timeout)
+    group = str(backend_options.group_id)
+
+    address = own_address(store, settings["ifname"])
+    door = library.Door(address)
+    card = Card.of_this_process(rank, door.address, settings)
+    meeting = meet(store, card, size, group, settings["secret"], timeout)
+
+    inner_store = PrefixStore(f"gflow/{meeting.generation}", store)
+    return library.join(
+        door=door,
+        group=group,
+        rank=rank,
+        labels=_labels(meeting.cards, backend_options.global_ranks_in_group),
+        addresses=[card.address for card in meeting.cards],
+        key=meeting.key,
+        connect_timeout=timeout,
+        timeout=timeout,
+        gloo=_inner_gloo(PrefixStore("gloo", inner_store), rank, size, timeout, settings, address),
+        cuda=_inner_nccl(PrefixStore("nccl", inner_store), rank, size, timeout, backend_options),
+    )
+
+
+def _labels(cards: list[Card], global_ranks: list[int]) -> list[str]:
+    def label(card: Card) -> str:
+        world = f"global rank {global_ranks[card.rank]}, " if global_ranks else ""
+        return f"rank {card.rank} ({world}host {card.host}, pid {card.pid})"
+
+    return [label(card) for card in cards]
+
+
+def _inner_gloo(
+    store: Store, rank: int, size: int, timeout: timedelta, settings: Settings, address: str
+) -> Any:
+    """The Gloo backend that does what the engine does not do itself."""
+    gloo = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = timeout
+    if settings["ifname"] is None and "GLOO_SOCKET_IFNAME" in os.environ:
+        options._devices = [gloo.create_default_device()]
+    else:
+        options._devices = [gloo.create_device(hostname=address)]
+    return gloo(store, rank, size, options)
+
+
+def _inner_nccl(
+    store: Store, rank: int, size: int, timeout: timedelta, backend_options: Any
+) -> Any | None:
+    """The NCCL backend for CUDA tensors, where there is a GPU."""
+    if not (torch.cuda.is_available() and dist.is_nccl_available()):
+        return None
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    options.global_ranks_in_group = backend_options.global_ranks_in_group
+    options.group_name = backend_options.group_id
+    return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+def _as_timedelta(timeout: timedelta | float) -> timedelta:
+    return timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)

@@ -1,0 +1,197 @@
+"""The options of a process group: the one place where they are named, typed and checked.
+
+Every option can be given in ``pg_options=gflow.Options(...)`` or as an environment variable; the
+option wins. A wrong value is refused when the group is made, with the name, the value and what is
+allowed. No other file may read a ``GFLOW_…`` variable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+PREFIX = "GFLOW_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options for ``init_process_group(..., pg_options=...)`` and ``new_group``.
+
+    What is left out comes from the environment variable of the same name (``density`` from
+    ``GFLOW_DENSITY``), and else has the default.
+
+    Example:
+        >>> import gflow
+        >>> options = gflow.Options(ifname="eth1")
+        >>> dist.init_process_group("gflow", pg_options=options)  # doctest: +SKIP
+
+    Attributes:
+        compress: ``auto`` (what crosses hosts), ``on`` (every rank is a host), ``off`` (exact).
+        density: fraction of chunks sent, over 0 and up to 1.
+        chunk: elements in a chunk.
+        warmup_steps: dense steps at the start.
+        ramp_steps: steps from dense to ``density``.
+        wire: element type on the wire, ``fp16``, ``bf16`` or ``fp32``.
+        fusion_bytes: how much gradient one exchange carries; 0 fuses nothing.
+        momentum: momentum correction of the residual, from 0 up to, not including, 1.
+        timeline: file to write a trace to.
+        ifname: network interface; by default the one that leads to the master address.
+        host_id: who shares memory with whom; by default this machine.
+        secret: key that peers must prove; by default made anew for each group.
+    """
+
+    compress: str | None = None
+    density: float | None = None
+    chunk: int | None = None
+    warmup_steps: int | None = None
+    ramp_steps: int | None = None
+    wire: str | None = None
+    fusion_bytes: int | None = None
+    momentum: float | None = None
+    timeline: str | None = None
+    ifname: str | None = None
+    host_id: str | None = None
+    secret: str | None = dataclasses.field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        for knob in KNOBS.values():
+            value = getattr(self, knob.name)
+            if value is not None:
+                knob.check(value, f"Options({knob.name}=...)")
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One option: how it is read from text, what is allowed, and its default."""
+
+    name: str
+    parse: Callable[[str], Any]
+    types: tuple[type, ...]
+    allowed: str
+    is_allowed: Callable[[Any], bool]
+    default: Any = None
+    #: Ranks that differ in it would do different things.
+    must_agree: bool = True
+    #: Whether it changes anything in this version.
+    in_use: bool = False
+
+    @property
+    def variable(self) -> str:
+        """The environment variable of this option."""
+        return PREFIX + self.name.upper()
+
+    def check(self, value: Any, source: str) -> Any:
+        """Return ``value`` if it is allowed; else say what is."""
+        right_type = isinstance(value, self.types) and not isinstance(value, bool)
+        if not right_type or not self.is_allowed(value):
+            raise self.refusal(value, source)
+        return value
+
+    def read(self, text: str) -> Any:
+        """Return the value that an environment variable gives."""
+        try:
+            value = self.parse(text)
+        except ValueError:
+            raise self.refusal(text, self.variable) from None
+        return self.check(value, self.variable)
+
+    def refusal(self, value: Any, source: str) -> ValueError:
+        """The error for a value that is not allowed."""
+        # A secret must not end up in a log because it was mistyped.
+        shown = "<hidden>" if self.name == "secret" else repr(value)
+        return ValueError(f"gflow: {source} is {shown}, but must be {self.allowed}.")
+
+
+def _choice(name: str, *values: str) -> Knob:
+    allowed = "one of " + ", ".join(map(repr, values))
+    return Knob(name, str, (str,), allowed, lambda value: value in values, default=values[0])
+
+
+def _count(name: str, least: int, default: int, unit: str = "") -> Knob:
+    allowed = f"a whole number{unit}, at least {least}"
+    return Knob(name, int, (int,), allowed, lambda value: value >= least, default=default)
+
+
+def _fraction(name: str, allowed: str, check: Callable[[float], bool], default: float) -> Knob:
+    return Knob(name, float, (int, float), allowed, check, default=default)
+
+
+def _text(name: str, allowed: str, *, in_use: bool = False) -> Knob:
+    # What one rank writes to or connects through is its own business.
+    return Knob(name, str, (str,), allowed, bool, must_agree=False, in_use=in_use)
+
+
+KNOBS: dict[str, Knob] = {
+    knob.name: knob
+    for knob in (
+        _choice("compress", "auto", "on", "off"),
+        _fraction("density", "a number over 0 and at most 1", lambda value: 0 < value <= 1, 0.1),
+        _count("chunk", 1, 32768),
+        _count("warmup_steps", 2, 100),
+        _count("ramp_steps", 0, 100),
+        _choice("wire", "fp16", "bf16", "fp32"),
+        _count("fusion_bytes", 0, 0, " of bytes"),
+        _fraction("momentum", "a number from 0, below 1", lambda value: 0 <= value < 1, 0.0),
+        _text("timeline", "the path of a file"),
+        _text("ifname", "the name of a network interface, such as 'eth0'", in_use=True),
+        _text("host_id", "a word that is the same for ranks that share memory"),
+        _text("secret", "a word that all ranks of the job know", in_use=True),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of one group, complete: every value set, checked and final."""
+
+    values: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def to_agree_on(self) -> dict[str, Any]:
+        """What has to be the same on every rank."""
+        return {name: self.values[name] for name, knob in KNOBS.items() if knob.must_agree}
+
+
+def settle(options: Options | None, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Put options, environment and defaults together, and refuse what is wrong."""
+    if options is not None and not isinstance(options, Options):
+        raise TypeError(
+            f"gflow: pg_options must be a gflow.Options, got {type(options).__name__}. "
+            "Options of another backend do not apply here."
+        )
+    _warn_of_unknown_variables(environ)
+    values: dict[str, Any] = {}
+    without_effect = []
+    for name, knob in KNOBS.items():
+        given = getattr(options, name) if options is not None else None
+        if given is None and knob.variable in environ:
+            given = knob.read(environ[knob.variable])
+        values[name] = knob.default if given is None else given
+        if given is not None and not knob.in_use and given != knob.default:
+            without_effect.append(name)
+    if without_effect:
+        warnings.warn(
+            f"gflow: {', '.join(without_effect)} has no effect yet: this version exchanges "
+            "gradients exactly.",
+            stacklevel=2,
+        )
+    return Settings(values)
+
+
+def _warn_of_unknown_variables(environ: Mapping[str, str]) -> None:
+    known = [knob.variable for knob in KNOBS.values()]
+    for variable in sorted(environ):
+        if variable.startswith(PREFIX) and variable not in known:
+            nearest = difflib.get_close_matches(variable, known, n=1, cutoff=0.0)
+            hint = f"did you mean {nearest[0]}?" if nearest else ""
+            warnings.warn(
+                f"gflow: the environment variable {variable} is unknown and ignored; {hint}",
+                stacklevel=3,
+            )
