@@ -1,11 +1,15 @@
 #include "bucket_memory.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/view_as_real.h>
 
 namespace gflow {
 
 at::Tensor BucketMemory::allocate(int64_t numel, const at::TensorOptions& options) {
   auto tensor = at::empty({numel}, options);
+  // The Reducer lays out complex buckets as their real and imaginary parts. They are not
+  // remembered: complex gradients are exchanged exactly.
+  if (tensor.is_complex()) return at::view_as_real(tensor).reshape(-1);
   auto* storage = tensor.storage().unsafeGetStorageImpl();
   std::lock_guard<std::mutex> lock(mutex_);
   std::erase_if(buckets_, [](const auto& entry) { return entry.second.storage.expired(); });

@@ -19,19 +19,17 @@ from gflow.registration import register, register_on_older_torch
 from gflow.version import __version__
 
 if TYPE_CHECKING:
-    from gflow.metrics import Metrics, metrics
+    from gflow.counters import Metrics, metrics
     from gflow.options import Options
 
 __all__ = ["Metrics", "Options", "__version__", "metrics", "register", "register_on_older_torch"]
 
-_HOMES = {"Metrics": "gflow.metrics", "Options": "gflow.options"}
+# Modules are not named like what they hold: importing one would hide the function.
+_HOMES = {"Metrics": "counters", "Options": "options", "metrics": "counters"}
 
 
 def __getattr__(name: str) -> Any:
     """Import the parts that need torch only when they are used."""
-    if name == "metrics":
-        # The function hides the module of the same name, which is where it lives.
-        return importlib.import_module("gflow.metrics").metrics
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'gflow' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gflow' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"gflow.{_HOMES[name]}"), name)

@@ -95,10 +95,10 @@ class Knob:
     def read(self, text: str) -> Any:
         """Return the value that an environment variable gives."""
         try:
-            value = self.parse(text)
+            return self.check(self.parse(text), self.variable)
         except ValueError:
+            # With the text as it was given: 'nan' is easier to find than nan.
             raise self.refusal(text, self.variable) from None
-        return self.check(value, self.variable)
 
     def refusal(self, value: Any, source: str) -> ValueError:
         """The error for a value that is not allowed."""

@@ -58,8 +58,9 @@ class Meeting:
     generation: int
 
 
-def meet(store: Store, card: Card, size: int, group: str, secret: str | None,
-         timeout: timedelta) -> Meeting:
+def meet(
+    store: Store, card: Card, size: int, group: str, secret: str | None, timeout: timedelta
+) -> Meeting:
     """Leave ``card``, wait for the cards of all ranks, and return them with the group's key."""
     # A program may destroy a group and make it again in the same store: every rank then comes
     # once per generation, so counting arrivals tells the generations apart.
@@ -85,31 +86,30 @@ def _key(store: Store, prefix: str, secret: str | None) -> bytes:
     return bytes.fromhex(store.get(f"{prefix}/key").decode())
 
 
-def _wait_for_cards(store: Store, prefix: str, size: int, group: str, own: int,
-                    timeout: timedelta) -> None:
+def _wait_for_cards(
+    store: Store, prefix: str, size: int, group: str, own: int, timeout: timedelta
+) -> None:
     keys = {rank: f"{prefix}/card/{rank}" for rank in range(size)}
     start = time.monotonic()
-    while True:
-        left = timeout.total_seconds() - (time.monotonic() - start)
-        try:
-            limit = max(0.001, min(left, REPORT_SECONDS))
-            store.wait(list(keys.values()), timedelta(seconds=limit))
-            return
-        except RuntimeError as error:
+    reports = 1
+    pause = 0.001
+    # Asked again and again, because a store that waits logs an error of its own at each timeout.
+    while not store.check(list(keys.values())):
+        waited = time.monotonic() - start
+        late = waited >= timeout.total_seconds()
+        if late or waited >= reports * REPORT_SECONDS:
+            reports += 1
             missing = [rank for rank, key in keys.items() if not store.check([key])]
-            if not missing:
-                continue
-            waited = time.monotonic() - start
-            if waited >= timeout.total_seconds():
+            if late and missing:
                 raise RuntimeError(
                     f"gflow: rank {own} waited {waited:.0f} s for {_ranks(missing)} of group "
                     f"{group!r} ({size} ranks expected), which did not come. Was it started, with "
                     f"the same world size and the same master address, and is it still running?"
-                ) from error
-            logger.warning(
-                "gflow: rank %d has been waiting %.0f s for %s of group %r",
-                own, waited, _ranks(missing), group,
-            )  # fmt: skip
+                )
+            report = "gflow: rank %d has been waiting %.0f s for %s of group %r"
+            logger.warning(report, own, waited, _ranks(missing), group)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
 
 
 def _refuse_different_settings(cards: list[Card], group: str) -> None:

@@ -1,0 +1,81 @@
+# Everything from a fresh clone: `make demo` and `make test` set up what they need, once.
+#
+#   make demo         train a small model with Gloo and with gflow, table and plot
+#   make test         Rust tests, Python tests and a part of PyTorch's own backend suite
+#   make conformance  all of PyTorch's own backend suite (about 25 minutes on two cores)
+#   make bench        compare gflow with Gloo in one interleaved run
+#   make lint         formatters and linters, as CI runs them
+#   make wheel        a wheel in dist/
+#   make clean        remove what was built, and .venv
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help demo test conformance bench lint wheel clean build
+
+# The interpreter for .venv; override as in `make test PYTHON=python3.12`.
+PYTHON ?= python3
+TORCH ?= torch==2.15.*
+BIN := .venv/bin
+# The venv's tools come first: ninja makes the second build quick.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+SOURCES := Cargo.toml Cargo.lock setup.py pyproject.toml \
+	$(shell find rust csrc -type f) torch_plugin/version.py
+
+help:
+	@sed -n 's/^#   make/  make/p' Makefile
+
+# --- set-up ---------------------------------------------------------------------------------
+
+.venv/.tools:
+	@bash tools/check_toolchain.sh "$(PYTHON)"
+	@echo "gflow: making .venv and installing torch (a few minutes, once)"
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet "$(TORCH)" setuptools wheel
+	@touch $@
+
+.venv/.dev: .venv/.tools pyproject.toml
+	@echo "gflow: installing what tests, demo and linters need"
+	$(BIN)/python tools/requirements.py demo dev | xargs $(BIN)/python -m pip install --quiet
+	@touch $@
+
+.venv/.built: .venv/.dev $(SOURCES)
+	@bash tools/check_toolchain.sh "$(PYTHON)"
+	@echo "gflow: building the engine and the shim (about two minutes the first time)"
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	@touch $@
+
+build: .venv/.built
+
+# --- what people run ------------------------------------------------------------------------
+
+demo: build
+	$(BIN)/python examples/demo.py
+
+test: build
+	@echo "gflow: Rust tests"
+	cargo test --release --locked --quiet
+	@echo "gflow: Python tests"
+	$(BIN)/python -m pytest
+	@echo "gflow: a part of PyTorch's own backend suite"
+	$(BIN)/python -m tests.conformance --quick
+
+conformance: build
+	$(BIN)/python -m tests.conformance
+
+bench: build
+	$(BIN)/gflow bench allreduce
+
+lint: .venv/.dev
+	cargo fmt --check
+	cargo clippy --release --locked --all-targets --quiet -- -D warnings
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $$(find csrc -name '*.cpp' -o -name '*.h')
+
+wheel: .venv/.dev
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+
+clean:
+	rm -rf .venv target build dist *.egg-info torch_plugin/_C*.so torch_plugin/_built_for.py

@@ -1,0 +1,119 @@
+"""What the ranks of ``gflow doctor`` do: a small, complete use of gflow, checked.
+
+Everything here runs on ranks, and nothing may depend on luck: a self-test that fails on a machine
+that is well is worse than none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import timedelta
+from typing import Any
+
+from gflow.commands.rank import Rank
+
+#: A peer that is silent for this long fails the test before the deadline of all ends it.
+_TIMEOUT = timedelta(seconds=30)
+_STEPS = 3
+_INPUTS, _OUTPUTS, _BATCH = 64, 16, 8
+
+
+def provoke_failures(rank: Rank) -> dict[str, str]:
+    """Let Rust fail in each way, and return what arrived in Python, by way.
+
+    A panic prints to the standard error, and if it got out of Rust it would end the process, so
+    this is not done in the doctor's own process.
+    """
+    from gflow import native
+
+    arrived = {}
+    for way in ("error", "panic"):
+        try:
+            native.load().provoke(way)
+            arrived[way] = "nothing"
+        except Exception as error:
+            arrived[way] = f"{type(error).__name__}: {error}"
+    return arrived
+
+
+def exchange(rank: Rank) -> dict[str, Any]:
+    """Make a group, all-reduce a tensor, train a model for a few steps, and check all of it."""
+    import torch.distributed as dist
+
+    import gflow
+
+    dist.init_process_group("gflow", timeout=_TIMEOUT)
+    try:
+        _check_all_reduce(rank)
+        weights = _train(rank)
+        done = gflow.metrics()
+        return {"buckets": done.gradient_buckets, "weights": weights}
+    finally:
+        dist.destroy_process_group()
+
+
+def _check_all_reduce(rank: Rank) -> None:
+    import torch
+    import torch.distributed as dist
+
+    counting = torch.arange(10_000, dtype=torch.float32)
+    tensor = counting * (rank.number + 1)
+    dist.all_reduce(tensor)
+    # Whole numbers this small have only one right sum.
+    expected = counting * sum(range(1, rank.world + 1))
+    if not torch.equal(tensor, expected):
+        at = int((tensor != expected).nonzero()[0])
+        raise RuntimeError(
+            f"all_reduce gave a wrong sum: element {at} is {tensor[at].item()}, but should be "
+            f"{expected[at].item()}"
+        )
+
+
+def _train(rank: Rank) -> str:
+    """Train with DDP, compare with training in one process, return a digest of the weights."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    model, alone = _model(), _model()
+    parallel = DistributedDataParallel(model)
+    for step in range(_STEPS):
+        batches = [_batch(step, number) for number in range(rank.world)]
+        parallel(batches[rank.number]).square().mean().backward()
+        alone(torch.cat(batches)).square().mean().backward()
+        for one in (model, alone):
+            _descend(one)
+    for (name, trained), expected in zip(
+        model.named_parameters(), alone.parameters(), strict=True
+    ):
+        # Sums are made in another order, and 16-bit numbers may travel between the ranks.
+        if not torch.allclose(trained, expected, rtol=1e-2, atol=1e-3):
+            off = (trained - expected).abs().max().item()
+            raise RuntimeError(
+                f"after {_STEPS} steps of DDP {name} is off by up to {off:g} from the same "
+                "training in one process"
+            )
+    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return hashlib.sha256(bytes(flat.view(torch.uint8).tolist())).hexdigest()
+
+
+def _model() -> Any:
+    import torch
+
+    torch.manual_seed(0)
+    return torch.nn.Linear(_INPUTS, _OUTPUTS)
+
+
+def _batch(step: int, rank: int) -> Any:
+    import torch
+
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(_BATCH, _INPUTS, generator=generator)
+
+
+def _descend(model: Any) -> None:
+    import torch
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
