@@ -16,6 +16,11 @@ at::Device device_of(const Tensors& tensors) {
   return tensors.empty() ? at::Device(at::kCPU) : tensors.front().device();
 }
 
+const at::Tensor& only(const Tensors& tensors) {
+  TORCH_CHECK_VALUE(tensors.size() == 1, "gflow: a message is one tensor, got ", tensors.size());
+  return tensors.front();
+}
+
 Tensors flattened(const TensorLists& lists) {
   Tensors all;
   for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
@@ -31,6 +36,7 @@ GflowBackend::GflowBackend(int rank, int size, Milliseconds timeout, rust::Box<G
       timeout_(timeout),
       gloo_(std::move(gloo)),
       cuda_(std::move(cuda)),
+      messages_(gloo_),
       group_(std::move(group)) {}
 
 GflowBackend::~GflowBackend() {
@@ -249,18 +255,38 @@ void GflowBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_
   gloo_->monitoredBarrier(opts, wait_all_ranks);
 }
 
-// Point to point: nothing to agree on, so the inner backend does it at once.
+// Point to point: between two ranks, aside from the queue of collectives.
+
+WorkPtr GflowBackend::message(OpType kind, const char* title, const Tensors& tensors,
+                              std::function<void(GflowWork&)> rest) {
+  auto work = c10::make_intrusive<GflowWork>(rank_, kind, title, TensorLists{tensors},
+                                             timeout_.load(), tensors);
+  auto body = [work, rest = std::move(rest)] { rest(*work); };
+  group_->submit_aside(std::make_shared<TorchOperation>(work, std::move(body)));
+  return work;
+}
 
 WorkPtr GflowBackend::send(Tensors& tensors, int to, int tag) {
-  return inner_for(device_of(tensors)).send(tensors, to, tag);
+  const auto& tensor = only(tensors);
+  if (!tensor.is_cpu()) return inner_for(tensor.device()).send(tensors, to, tag);
+  auto rest = messages_.begin_send(tensor, to, tag);
+  return message(OpType::SEND, "gflow:send", tensors, [rest](GflowWork&) { rest(); });
 }
 
 WorkPtr GflowBackend::recv(Tensors& tensors, int from, int tag) {
-  return inner_for(device_of(tensors)).recv(tensors, from, tag);
+  const auto& tensor = only(tensors);
+  if (!tensor.is_cpu()) return inner_for(tensor.device()).recv(tensors, from, tag);
+  auto rest = messages_.begin_receive(tensor, from, tag);
+  return message(OpType::RECV, "gflow:recv", tensors,
+                 [rest](GflowWork& work) { work.set_source(rest()); });
 }
 
 WorkPtr GflowBackend::recvAnysource(Tensors& tensors, int tag) {
-  return inner_for(device_of(tensors)).recvAnysource(tensors, tag);
+  const auto& tensor = only(tensors);
+  if (!tensor.is_cpu()) return inner_for(tensor.device()).recvAnysource(tensors, tag);
+  auto rest = messages_.begin_receive(tensor, PointToPoint::kAnySource, tag);
+  return message(OpType::RECVANYSOURCE, "gflow:recvAnySource", tensors,
+                 [rest](GflowWork& work) { work.set_source(rest()); });
 }
 
 // The memory of gradient buckets.

@@ -2,9 +2,9 @@
 // nothing else.
 //
 // A collective on CPU tensors is described, queued in the engine (rust/engine), agreed on by all
-// ranks, and then run by the inner Gloo backend on the engine's thread. Collectives on CUDA
-// tensors, send and receive go straight to an inner backend. Every method may be called from any
-// thread; the order of calls is the order of the collectives.
+// ranks, and then run by the inner Gloo backend on the engine's thread. A send or a receive runs
+// aside from that queue. What concerns CUDA tensors goes straight to the inner NCCL backend. Every
+// method may be called from any thread; the order of calls is the order of the collectives.
 #pragma once
 
 #include <atomic>
@@ -12,6 +12,7 @@
 
 #include "bucket_memory.h"
 #include "gflow_work.h"
+#include "point_to_point.h"
 #include "rust/bridge.rs.h"
 
 namespace gflow {
@@ -100,6 +101,10 @@ class GflowBackend : public Backend {
   WorkPtr collective(c10d::OpType kind, const char* title, CallDescription call, at::Device device,
                      Milliseconds timeout, const Tensors& inputs, TensorLists results, Start start);
 
+  // Runs a send or a receive that has begun.
+  WorkPtr message(c10d::OpType kind, const char* title, const Tensors& tensors,
+                  std::function<void(GflowWork&)> rest);
+
   bool is_gradient_bucket(const Tensors& tensors, const c10d::AllreduceOptions& opts);
 
   const c10::intrusive_ptr<Options> options_;
@@ -107,6 +112,7 @@ class GflowBackend : public Backend {
   const c10::intrusive_ptr<Backend> gloo_;
   const c10::intrusive_ptr<Backend> cuda_;
   BucketMemory buckets_;
+  PointToPoint messages_;
   const rust::Box<Group> group_;
 };
 

@@ -4,6 +4,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <atomic>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 namespace gflow {
@@ -23,7 +24,11 @@ class GflowWork : public c10d::Work {
   uint64_t getSequencenumber() const override { return seq_; }
   std::chrono::milliseconds getTimeout() const override { return timeout_; }
 
+  // The rank that a received message came from.
+  int sourceRank() const override { return source_; }
+
   void set_seq(uint64_t seq) { seq_ = seq; }
+  void set_source(int rank) { source_ = rank; }
 
   // Releases whoever waits. Only the first call counts. Returns whether a Future was handed out
   // that complete_future() has to complete.
@@ -38,6 +43,7 @@ class GflowWork : public c10d::Work {
   const TensorLists results_;
   const std::chrono::milliseconds timeout_;
   std::atomic<uint64_t> seq_{0};
+  std::atomic<int> source_{-1};
   // Made when somebody asks, because completing one costs more than a small collective.
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   bool settled_ = false;

@@ -4,7 +4,7 @@
 //! C++ exception; a panic that reached cxx would abort the process. C++ exceptions arrive here as
 //! errors with their message. Nothing is decided here.
 
-use crate::collective::call::{Call, Kind, View};
+use crate::collective::call::{self, Call, Kind, View};
 use crate::engine::Engine;
 use crate::engine::operation::Operation;
 use crate::error::{Error, Result};
@@ -80,11 +80,13 @@ mod ffi {
             call: CallDescription,
             operation: SharedPtr<Operation>,
         ) -> Result<u64>;
+        fn submit_aside(self: &Group, operation: SharedPtr<Operation>) -> Result<()>;
         fn seq(self: &Group) -> Result<u64>;
         fn metrics(self: &Group) -> Result<MetricsSnapshot>;
         fn abort(self: &Group, why: &str) -> Result<()>;
         fn close(self: &Group) -> Result<()>;
 
+        fn dtype_name(code: u8) -> Result<String>;
         fn close_all_groups() -> Result<()>;
         fn provoke(what: &str) -> Result<()>;
     }
@@ -206,6 +208,10 @@ impl Group {
         })
     }
 
+    fn submit_aside(&self, operation: SharedPtr<ffi::Operation>) -> Result<()> {
+        guard(|| self.0.submit_aside(Arc::new(CxxOperation(operation))))
+    }
+
     fn seq(&self) -> Result<u64> {
         guard(|| Ok(self.0.seq()))
     }
@@ -239,6 +245,11 @@ impl Group {
             Ok(())
         })
     }
+}
+
+/// The Python name of a torch type, for messages that C++ writes.
+fn dtype_name(code: u8) -> Result<String> {
+    guard(|| Ok(call::dtype_name(code)))
 }
 
 /// Closes whatever groups are still open. For the end of the interpreter.

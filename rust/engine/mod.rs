@@ -1,9 +1,9 @@
-//! The engine of a group: a queue, one worker thread, and the threads that complete Futures.
+//! The engine of a group: a queue, one worker thread, and hands for what may block.
 //!
-//! `submit` never blocks. Whatever is submitted is settled exactly once, by the worker, by
+//! `submit` never blocks. Whatever is submitted is settled exactly once, by whoever ran it, by
 //! `abort` or by `close`. Nothing here may wait without a bound for a thread that may be stuck.
 
-pub mod completions;
+mod hands;
 pub mod operation;
 pub mod queue;
 mod worker;
@@ -13,13 +13,14 @@ use crate::error::{Error, Result};
 use crate::metrics::{Counters, Counts};
 use crate::transport::Peers;
 use crate::transport::interrupt::Interrupt;
-use completions::Completions;
+use hands::Hands;
 use operation::Operation;
 use queue::Queue;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long `close` lets collectives finish that were submitted before it. Enough for a peer that
+/// How long `close` lets operations finish that were submitted before it. Enough for a peer that
 /// is a little behind; a peer that never comes must not keep a program from ending.
 const DRAIN_LIMIT: Duration = Duration::from_secs(3);
 /// How long `close` then waits for the worker to see that it was interrupted.
@@ -37,10 +38,23 @@ struct Shared {
     queue: Queue,
     labels: Vec<String>,
     counters: Counters,
-    completions: Arc<Completions>,
-    running: Mutex<Option<Arc<dyn Operation>>>,
-    worker_ended: Mutex<bool>,
-    ended: Condvar,
+    hands: Arc<Hands>,
+    activity: Mutex<Activity>,
+    rested: Condvar,
+}
+
+/// What is going on besides the queue.
+#[derive(Default)]
+struct Activity {
+    worker_ended: bool,
+    /// The collective that the worker is at, and every operation that runs aside.
+    running: Vec<Arc<dyn Operation>>,
+}
+
+impl Activity {
+    fn is_at_rest(&self) -> bool {
+        self.worker_ended && self.running.is_empty()
+    }
 }
 
 impl Engine {
@@ -55,18 +69,17 @@ impl Engine {
             queue: Queue::default(),
             labels,
             counters: Counters::default(),
-            completions: Arc::default(),
-            running: Mutex::default(),
-            worker_ended: Mutex::new(false),
-            ended: Condvar::new(),
+            hands: Arc::default(),
+            activity: Mutex::default(),
+            rested: Condvar::new(),
         });
         let seen_by_worker = shared.clone();
         std::thread::Builder::new()
             .name(format!("gflow-{name}"))
             .spawn(move || {
                 worker::serve(&seen_by_worker, peers.as_mut());
-                *lock(&seen_by_worker.worker_ended) = true;
-                seen_by_worker.ended.notify_all();
+                seen_by_worker.activity().worker_ended = true;
+                seen_by_worker.rested.notify_all();
             })
             .map_err(|error| Error::Connect(format!("could not start a thread: {error}")))?;
         Ok(Engine { shared, interrupt, process: std::process::id() })
@@ -74,14 +87,23 @@ impl Engine {
 
     /// Queues a collective and returns its number in the group.
     pub fn submit(&self, call: Call, operation: Arc<dyn Operation>) -> Result<u64> {
-        if self.process != std::process::id() {
-            return Err(Error::Closed(format!(
-                "this process group belongs to process {}, this is its fork {}: make a new group here",
-                self.process,
-                std::process::id()
-            )));
-        }
+        self.refuse_forks()?;
         self.shared.queue.push(call, operation)
+    }
+
+    /// Runs an operation that is no collective, aside from the queue: a send or a receive.
+    pub fn submit_aside(&self, operation: Arc<dyn Operation>) -> Result<()> {
+        self.refuse_forks()?;
+        self.shared.queue.check_open()?;
+        self.shared.begin(&operation);
+        let shared = self.shared.clone();
+        self.shared.hands.hand_over(move || {
+            let outcome = catch_unwind(AssertUnwindSafe(|| operation.run()))
+                .unwrap_or_else(|payload| Err(Error::from_panic(payload)));
+            shared.settle(&operation, outcome.err().as_ref());
+            shared.end(&operation);
+        });
+        Ok(())
     }
 
     /// The number of the newest collective, 0 before the first.
@@ -98,8 +120,8 @@ impl Engine {
         let error = Error::Closed(why.to_string());
         self.shared.fail(&error);
         // Before the worker is woken, so that the waiting get this reason and no other.
-        let running = lock(&self.shared.running).clone();
-        if let Some(operation) = running {
+        let running = self.shared.activity().running.clone();
+        for operation in running {
             self.shared.settle(&operation, Some(&error));
         }
         self.interrupt.raise();
@@ -107,26 +129,38 @@ impl Engine {
 
     /// Ends the group: what was submitted may still finish, within a bound; then it is aborted.
     pub fn close(&self) {
-        if self.process != std::process::id() {
+        if self.refuse_forks().is_err() {
             return;
         }
         let why = "the process group was destroyed";
         self.shared.queue.close(Error::Closed(why.to_string()));
-        if !self.worker_ended_within(DRAIN_LIMIT) {
-            self.abort(&format!("{why} while this collective was pending"));
-            // A worker stuck in an operation is left behind: it owns all that it uses.
-            self.worker_ended_within(STOP_LIMIT);
+        if !self.is_at_rest_within(DRAIN_LIMIT) {
+            self.abort(&format!("{why} while this operation was pending"));
+            // A thread stuck in an operation is left behind: it owns all that it uses.
+            self.is_at_rest_within(STOP_LIMIT);
         }
     }
 
-    fn worker_ended_within(&self, limit: Duration) -> bool {
-        let ended = lock(&self.shared.worker_ended);
-        let (ended, _) = self
+    fn is_at_rest_within(&self, limit: Duration) -> bool {
+        let busy = |activity: &mut Activity| !activity.is_at_rest();
+        let (activity, _) = self
             .shared
-            .ended
-            .wait_timeout_while(ended, limit, |ended| !*ended)
+            .rested
+            .wait_timeout_while(self.shared.activity(), limit, busy)
             .unwrap_or_else(PoisonError::into_inner);
-        *ended
+        activity.is_at_rest()
+    }
+
+    fn refuse_forks(&self) -> Result<()> {
+        let now = std::process::id();
+        if self.process == now {
+            return Ok(());
+        }
+        Err(Error::Closed(format!(
+            "this process group belongs to process {}, and this is its fork {now}: make a new \
+             group here",
+            self.process
+        )))
     }
 }
 
@@ -140,11 +174,12 @@ impl Shared {
     /// Tells whoever waits for `operation` that it is over.
     fn settle(&self, operation: &Arc<dyn Operation>, error: Option<&Error>) {
         if operation.settle(error) {
-            self.completions.hand_over(operation.clone());
+            let operation = operation.clone();
+            self.hands.hand_over(move || operation.notify());
         }
     }
 
-    /// Takes no more collectives and settles those in the queue with `error`.
+    /// Takes no more operations and settles the collectives in the queue with `error`.
     fn fail(&self, error: &Error) {
         self.queue.close(error.clone());
         for job in self.queue.drain() {
@@ -152,14 +187,19 @@ impl Shared {
         }
     }
 
-    fn set_running(&self, operation: Option<Arc<dyn Operation>>) {
-        *lock(&self.running) = operation;
+    fn begin(&self, operation: &Arc<dyn Operation>) {
+        self.activity().running.push(operation.clone());
     }
-}
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each of these holds one value that is replaced whole, so a panic cannot leave it half done.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    fn end(&self, operation: &Arc<dyn Operation>) {
+        self.activity().running.retain(|other| !Arc::ptr_eq(other, operation));
+        self.rested.notify_all();
+    }
+
+    fn activity(&self) -> MutexGuard<'_, Activity> {
+        // Valid after every statement, so a panic elsewhere does not spoil it.
+        self.activity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[cfg(test)]
@@ -169,6 +209,10 @@ mod tests {
     use crate::transport::memory;
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::Instant;
+
+    fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 
     type Body = Box<dyn Fn() -> Result<()> + Send + Sync>;
 
@@ -319,6 +363,31 @@ mod tests {
     }
 
     #[test]
+    fn operations_aside_do_not_wait_for_the_queue_or_for_each_other() {
+        let mut engines = engines(2);
+        let engine = engines.remove(0);
+        let (operation, stuck) = probe(|| Ok(()));
+        engine.submit(all_reduce(4), operation).unwrap();
+        let (unblock, blocked) = channel::<()>();
+        let blocked = Mutex::new(blocked);
+        let (receive, received) = probe(move || {
+            let _ = lock(&blocked).recv_timeout(Duration::from_secs(10));
+            Ok(())
+        });
+        let unblock = Mutex::new(unblock);
+        let (send, sent) = probe(move || {
+            let _ = lock(&unblock).send(());
+            Ok(())
+        });
+        engine.submit_aside(receive).unwrap();
+        engine.submit_aside(send).unwrap();
+        assert_eq!(outcome(&sent), Ok(()));
+        assert_eq!(outcome(&received), Ok(()));
+        assert!(stuck.try_recv().is_err());
+        assert_eq!(engine.seq(), 1);
+    }
+
+    #[test]
     fn abort_releases_the_waiting_the_queued_and_the_running_at_once() {
         let waiting_for_peer = engines(2).remove(0);
         let (operation, waiting) = probe(|| Ok(()));
@@ -340,9 +409,19 @@ mod tests {
         });
         stuck.submit(all_reduce(4), operation).unwrap();
         has_started.recv().unwrap();
+        let (never, is_never) = channel::<()>();
+        let is_never = Mutex::new(is_never);
+        let (aside, settled_aside) = probe(move || {
+            let _ = lock(&is_never).recv();
+            Ok(())
+        });
+        stuck.submit_aside(aside).unwrap();
         stuck.abort("aborted by a test");
         assert!(outcome(&running).unwrap_err().contains("aborted by a test"));
-        drop(release);
+        assert!(outcome(&settled_aside).unwrap_err().contains("aborted by a test"));
+        let (late, _) = probe(|| Ok(()));
+        assert!(stuck.submit_aside(late).is_err());
+        drop((release, never));
     }
 
     #[test]

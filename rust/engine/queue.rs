@@ -35,9 +35,7 @@ impl Queue {
     /// Appends a job and returns its number, or says why nothing is taken any more.
     pub fn push(&self, call: Call, operation: Arc<dyn Operation>) -> Result<u64, Error> {
         let mut state = self.lock();
-        if let Some(reason) = &state.closed {
-            return Err(reason.clone());
-        }
+        state.check_open()?;
         state.seq += 1;
         let seq = state.seq;
         state.jobs.push_back(Job { seq, call, operation });
@@ -60,6 +58,11 @@ impl Queue {
         }
     }
 
+    /// Fails with the reason if nothing is taken any more.
+    pub fn check_open(&self) -> Result<(), Error> {
+        self.lock().check_open()
+    }
+
     /// Takes no more jobs; those already here can still be popped. The first reason stays.
     pub fn close(&self, reason: Error) {
         self.lock().closed.get_or_insert(reason);
@@ -79,5 +82,11 @@ impl Queue {
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         // The state is valid after every statement, so a panic elsewhere does not spoil it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn check_open(&self) -> Result<(), Error> {
+        self.closed.clone().map_or(Ok(()), Err)
     }
 }

@@ -13,16 +13,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// Serves the queue until it is closed and empty.
 pub fn serve(shared: &Shared, peers: &mut dyn Peers) {
     while let Some(job) = shared.queue.pop() {
-        shared.set_running(Some(job.operation.clone()));
+        shared.begin(&job.operation);
         let outcome = catch_unwind(AssertUnwindSafe(|| perform(shared, peers, &job)))
             .unwrap_or_else(|payload| Err(Error::from_panic(payload)));
-        shared.set_running(None);
-
         if let Ok(agreed) = &outcome {
             shared.counters.count(&job.call, *agreed);
         }
         let error = outcome.err();
         shared.settle(&job.operation, error.as_ref());
+        shared.end(&job.operation);
         if let Some(error) = error.filter(|error| !error.leaves_group_usable()) {
             // The ranks may be out of step: everything after this would be a guess.
             peers.say_goodbye(&format!("it gave up: {error}"));

@@ -1,0 +1,79 @@
+//! Hands: threads for work that may block for as long as it likes.
+//!
+//! A user's callback may wait for another collective of the same group, and a receive may wait for
+//! its peer. Neither may run on the worker, and one that blocks must not hold up the next: if no
+//! thread is idle, another is started. An idle thread ends after a while, so a group at rest has
+//! none.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+const IDLE_LIMIT: Duration = Duration::from_secs(2);
+
+type Task = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+pub struct Hands {
+    state: Mutex<State>,
+    handed_over: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Task>,
+    idle: usize,
+}
+
+impl Hands {
+    /// Runs `task` soon, on a thread that holds no lock of ours.
+    pub fn hand_over(self: &Arc<Self>, task: impl FnOnce() + Send + 'static) {
+        let mut state = self.lock();
+        state.waiting.push_back(Box::new(task));
+        let enough = state.idle >= state.waiting.len();
+        drop(state);
+        if enough {
+            self.handed_over.notify_one();
+            return;
+        }
+        let hands = self.clone();
+        let started =
+            std::thread::Builder::new().name("gflow-hand".into()).spawn(move || hands.serve());
+        if started.is_err() {
+            // No thread to be had: late is better than never, so the caller does it.
+            self.serve_waiting();
+        }
+    }
+
+    fn serve(&self) {
+        loop {
+            self.serve_waiting();
+            let mut state = self.lock();
+            state.idle += 1;
+            let (mut state, _) = self
+                .handed_over
+                .wait_timeout_while(state, IDLE_LIMIT, |state| state.waiting.is_empty())
+                .unwrap_or_else(PoisonError::into_inner);
+            state.idle -= 1;
+            if state.waiting.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn serve_waiting(&self) {
+        while let Some(task) = self.take() {
+            // A panic here would cost every later task of the group its thread.
+            let _ = catch_unwind(AssertUnwindSafe(task));
+        }
+    }
+
+    fn take(&self) -> Option<Task> {
+        self.lock().waiting.pop_front()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
