@@ -45,11 +45,13 @@ class BuildWithCargo(BuildExtension):
     """Builds the engine before the shim that is linked with it."""
 
     def finalize_options(self) -> None:
+        """Keep the objects of earlier builds."""
         super().finalize_options()
         # pip gives a new folder each time; a fixed one makes the second build quick.
         self.build_temp = str(ROOT / "build" / f"torch-{torch.__version__}-{sys.version_info[1]}")
 
     def build_extensions(self) -> None:
+        """Build the engine, the shim, and the note of the torch that they fit."""
         cargo_build()
         super().build_extensions()
         self._write_built_for()

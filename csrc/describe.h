@@ -10,6 +10,9 @@
 
 namespace gflow {
 
+// Torch 2.13 has the collective but no name for it; the number is that of later versions.
+constexpr auto kAllGatherIntoTensorCoalesced = static_cast<c10d::OpType>(20);
+
 // A call on `tensors`: those which must have the same type and size on every rank.
 CallDescription describe(c10d::OpType kind, const std::vector<at::Tensor>& tensors);
 

@@ -158,8 +158,8 @@ WorkPtr GflowBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
 
 WorkPtr GflowBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                       const c10d::AllgatherOptions& opts) {
-  return collective(OpType::ALLGATHER_INTO_TENSOR_COALESCED, "gflow:all_gather",
-                    describe(OpType::ALLGATHER_INTO_TENSOR_COALESCED, inputs), device_of(inputs),
+  return collective(kAllGatherIntoTensorCoalesced, "gflow:all_gather",
+                    describe(kAllGatherIntoTensorCoalesced, inputs), device_of(inputs),
                     opts.timeout, inputs, {outputs},
                     [outputs, inputs, opts](Backend& inner) mutable {
                       return inner.allgather_into_tensor_coalesced(outputs, inputs, opts);

@@ -22,7 +22,8 @@ class GflowWork : public c10d::Work {
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return seq_; }
-  std::chrono::milliseconds getTimeout() const override { return timeout_; }
+  // Not marked "override": torch 2.13 does not have it yet.
+  std::chrono::milliseconds getTimeout() const { return timeout_; }
 
   // The rank that a received message came from.
   int sourceRank() const override { return source_; }

@@ -18,14 +18,16 @@ void TorchOperation::run() const {
   }
 }
 
-bool TorchOperation::settle(rust::Str error) const {
+bool TorchOperation::settle(rust::Str error, bool as_thrown) const {
   if (error.empty()) return work_->settle(nullptr);
-  std::exception_ptr thrown;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    thrown = thrown_;
+  if (as_thrown) {
+    std::exception_ptr thrown;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      thrown = thrown_;
+    }
+    if (thrown) return work_->settle(thrown);
   }
-  if (thrown) return work_->settle(thrown);
   const c10::SourceLocation here = {__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
   return work_->settle(std::make_exception_ptr(
       c10::DistBackendError(here, std::string(error.data(), error.size()))));

@@ -19,7 +19,7 @@ class TorchOperation : public Operation {
       : work_(std::move(work)), body_(std::move(body)) {}
 
   void run() const override;
-  bool settle(rust::Str error) const override;
+  bool settle(rust::Str error, bool as_thrown) const override;
   void notify() const override { work_->complete_future(); }
 
  private:

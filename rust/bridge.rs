@@ -64,7 +64,7 @@ mod ffi {
         include!("bridge/operation.h");
         type Operation;
         fn run(&self) -> Result<()>;
-        fn settle(&self, error: &str) -> Result<bool>;
+        fn settle(&self, error: &str, as_thrown: bool) -> Result<bool>;
         fn notify(&self) -> Result<()>;
     }
 
@@ -289,7 +289,7 @@ impl Operation for CxxOperation {
     fn settle(&self, error: Option<&Error>) -> bool {
         let text = error.map(Error::to_string).unwrap_or_default();
         // An exception here means that there is nothing left to complete.
-        self.0.settle(&text).unwrap_or(false)
+        self.0.settle(&text, matches!(error, Some(Error::Operation(_)))).unwrap_or(false)
     }
 
     fn notify(&self) {

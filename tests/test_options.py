@@ -103,7 +103,7 @@ def test_a_wrong_option_is_refused_when_it_is_made(name: str, value: object) -> 
 
 
 def test_options_of_another_backend_are_refused() -> None:
-    with pytest.raises(TypeError, match="must be a gflow.Options, got dict"):
+    with pytest.raises(TypeError, match=r"must be a gflow\.Options, got dict"):
         settle({"density": 0.1}, {})
 
 

@@ -77,7 +77,7 @@ def test_another_torch_than_it_was_built_for_is_named_with_what_to_do(
 
 def test_a_tree_that_is_not_built_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gflow._built_for", None)
-    with pytest.raises(ImportError, match="not built.*pip install"):
+    with pytest.raises(ImportError, match=r"not built.*pip install"):
         native.load.__wrapped__()
 
 

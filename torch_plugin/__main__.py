@@ -6,6 +6,7 @@ is broken.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,9 @@ from gflow.commands.line import parse
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Better a question mark where the terminal has no µ than the end of a measurement.
+        sys.stdout.reconfigure(errors="replace")
     try:
         chosen = parse(arguments)
         code: int = chosen.command(chosen)

@@ -1,4 +1,4 @@
-"""Makes the backend object of a process group. torch calls :func:`create` once per group and rank."""
+"""Makes the backend of a process group. torch calls :func:`create` once per group and rank."""
 
 from __future__ import annotations
 

@@ -389,7 +389,8 @@ mod tests {
 
     #[test]
     fn abort_releases_the_waiting_the_queued_and_the_running_at_once() {
-        let waiting_for_peer = engines(2).remove(0);
+        let mut pair = engines(2);
+        let waiting_for_peer = pair.remove(0);
         let (operation, waiting) = probe(|| Ok(()));
         waiting_for_peer.submit(all_reduce(4), operation).unwrap();
         let (operation, queued) = probe(|| Ok(()));
@@ -433,7 +434,7 @@ mod tests {
         let start = Instant::now();
         drop(engine);
         assert!(start.elapsed() < DRAIN_LIMIT + STOP_LIMIT + Duration::from_secs(5));
-        assert!(outcome(&settled).unwrap_err().contains("was destroyed while"));
+        assert!(outcome(&settled).unwrap_err().contains("was destroyed"));
     }
 
     #[test]
@@ -449,6 +450,23 @@ mod tests {
         late.submit(all_reduce(4), operation).unwrap();
         assert_eq!(outcome(&settled), Ok(()));
         closing.join().unwrap();
+    }
+
+    #[test]
+    fn an_operation_that_fails_because_a_peer_is_gone_names_the_peer() {
+        let mut engines = engines(2);
+        let leaving = Arc::new(Mutex::new(engines.pop()));
+        let survivor = engines.pop().unwrap();
+        let (operation, _) = probe(|| Ok(()));
+        lock(&leaving).as_ref().unwrap().submit(all_reduce(4), operation).unwrap();
+        let (operation, settled) = probe(move || {
+            drop(lock(&leaving).take());
+            Err(Error::Operation("connection reset by 192.0.2.7".into()))
+        });
+        survivor.submit(all_reduce(4), operation).unwrap();
+        let text = outcome(&settled).unwrap_err();
+        let parts = ["lost rank 1", "all_reduce of 4 elements", "#1", "reset by 192.0.2.7"];
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
     }
 
     #[test]

@@ -9,6 +9,11 @@ use crate::collective::agreement::{Agreed, agree};
 use crate::error::{Error, Result};
 use crate::transport::Peers;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+/// How long after a failure a peer's end may still become known. All connections of a process end
+/// together, so this only has to cover the time between two packets.
+const LOSS_LIMIT: Duration = Duration::from_millis(100);
 
 /// Serves the queue until it is closed and empty.
 pub fn serve(shared: &Shared, peers: &mut dyn Peers) {
@@ -19,7 +24,11 @@ pub fn serve(shared: &Shared, peers: &mut dyn Peers) {
         if let Ok(agreed) = &outcome {
             shared.counters.count(&job.call, *agreed);
         }
-        let error = outcome.err();
+        let error = outcome.err().map(|error| match error {
+            // Interrupted: why is what closed the queue.
+            Error::Closed(_) => shared.queue.check_open().err().unwrap_or(error),
+            other => other,
+        });
         shared.settle(&job.operation, error.as_ref());
         shared.end(&job.operation);
         if let Some(error) = error.filter(|error| !error.leaves_group_usable()) {
@@ -33,6 +42,19 @@ pub fn serve(shared: &Shared, peers: &mut dyn Peers) {
 
 fn perform(shared: &Shared, peers: &mut dyn Peers, job: &Job) -> Result<Agreed> {
     let agreed = agree(peers, &shared.labels, job.seq, &job.call)?;
-    job.operation.run()?;
+    job.operation.run().map_err(|error| name_lost_peer(shared, peers, job, error))?;
     Ok(agreed)
+}
+
+/// If the operation failed because a peer is gone, says who it was: the inner backend only knows
+/// an address.
+fn name_lost_peer(shared: &Shared, peers: &mut dyn Peers, job: &Job, error: Error) -> Error {
+    match peers.find_lost(LOSS_LIMIT) {
+        Some((rank, why)) => Error::PeerLost {
+            peer: shared.labels[rank].clone(),
+            doing: format!("{} #{}", job.call.view, job.seq),
+            reason: format!("{why} ({error})"),
+        },
+        None => error,
+    }
 }

@@ -3,7 +3,7 @@
 use super::interrupt::Interrupt;
 use super::{Failure, Peers};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 pub struct MemoryPeers {
@@ -17,11 +17,11 @@ pub struct MemoryPeers {
 pub fn mesh(size: usize) -> Vec<(MemoryPeers, Arc<Interrupt>)> {
     let mut senders: Vec<Vec<_>> = (0..size).map(|_| Vec::new()).collect();
     let mut receivers: Vec<Vec<_>> = (0..size).map(|_| Vec::new()).collect();
-    for to in 0..size {
-        for from_senders in senders.iter_mut() {
+    for receivers_of_rank in &mut receivers {
+        for senders_of_peer in &mut senders {
             let (sender, receiver) = channel();
-            from_senders.push(sender);
-            receivers[to].push(receiver);
+            senders_of_peer.push(sender);
+            receivers_of_rank.push(receiver);
         }
     }
     let ranks = senders.into_iter().zip(receivers).enumerate();
@@ -70,6 +70,16 @@ impl Peers for MemoryPeers {
             };
         }
         Ok(received)
+    }
+
+    fn find_lost(&mut self, _limit: Duration) -> Option<(usize, String)> {
+        let others = (0..self.size()).filter(|peer| *peer != self.rank);
+        let mut lost = others.filter_map(|peer| match self.receivers[peer].try_recv() {
+            Ok(Err(reason)) => Some((peer, reason)),
+            Err(TryRecvError::Disconnected) => Some((peer, "it is gone".to_string())),
+            _ => None,
+        });
+        lost.next()
     }
 
     fn say_goodbye(&mut self, reason: &str) {

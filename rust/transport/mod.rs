@@ -10,7 +10,7 @@ pub mod interrupt;
 pub mod memory;
 pub mod tcp;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Why a swap did not happen. Ranks are numbers of the group.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +37,9 @@ pub trait Peers: Send {
         message: &dyn Fn(usize) -> Vec<u8>,
         deadline: Instant,
     ) -> Result<Vec<Vec<u8>>, Failure>;
+
+    /// A peer whose connection has ended, with the reason; waits up to `limit` for one to end.
+    fn find_lost(&mut self, limit: Duration) -> Option<(usize, String)>;
 
     /// Tells every peer why this rank leaves, without waiting for anyone.
     fn say_goodbye(&mut self, reason: &str);

@@ -317,6 +317,26 @@ impl Peers for Mesh {
         Ok(received.into_iter().map(Option::unwrap_or_default).collect())
     }
 
+    fn find_lost(&mut self, limit: Duration) -> Option<(usize, String)> {
+        let deadline = Instant::now() + limit;
+        loop {
+            for (peer, link) in self.linked() {
+                let pulled = link.pull_incoming();
+                if let Some(reason) = link.incoming.waiting_goodbye() {
+                    return Some((peer, reason));
+                }
+                if let Err(error) = pulled {
+                    return Some((peer, ended(&error)));
+                }
+            }
+            if Instant::now() >= deadline || self.interrupt.is_raised() {
+                return None;
+            }
+            let nothing_yet = vec![None; self.size()];
+            self.wait(&nothing_yet, deadline);
+        }
+    }
+
     fn say_goodbye(&mut self, reason: &str) {
         let goodbye = Frame::Goodbye(reason.to_string()).encode();
         for (_, link) in self.linked() {
@@ -396,7 +416,10 @@ mod tests {
     #[test]
     fn a_rank_that_is_gone_is_noticed_at_once() {
         let mut meshes = meshes(3);
+        assert_eq!(meshes[0].find_lost(Duration::ZERO), None);
         drop(meshes.remove(1));
+        let lost = meshes[0].find_lost(Duration::from_secs(10));
+        assert_eq!(lost.map(|(rank, _)| rank), Some(1));
         let failure = meshes[0].swap(&|_| vec![1], soon()).unwrap_err();
         assert!(matches!(failure, Failure::Lost { rank: 1, .. }), "{failure:?}");
     }

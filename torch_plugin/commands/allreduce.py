@@ -15,7 +15,9 @@ from typing import Any
 
 from gflow.commands import contenders, table
 from gflow.commands.rank import Rank
+from gflow.commands.seconds import read_seconds
 from gflow.commands.sizes import read_sizes, show_size
+from gflow.registration import register
 
 _DEFAULT_SIZES = "4K,32K,256K,1M,4M,25M"
 _WARM_UP = 3
@@ -32,15 +34,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add what only this benchmark has."""
     parser.add_argument(
         "--sizes",
-        type=_sizes,
+        type=read_sizes,
         default=_DEFAULT_SIZES,
         metavar="LIST",
         help="bytes of the tensor, with K, M, G as powers of 1024 (default: %(default)s)",
     )
     parser.add_argument(
         "--seconds",
-        type=_seconds,
+        type=read_seconds,
         default=3.0,
+        metavar="SECONDS",
         help="time to measure each size, all contenders together (default: %(default)g)",
     )
 
@@ -59,20 +62,6 @@ def seconds(chosen: argparse.Namespace) -> float:
     return float(chosen.seconds * len(chosen.sizes))
 
 
-def _sizes(text: str) -> list[int]:
-    try:
-        return read_sizes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError("must be a number of seconds over 0")
-    return value
-
-
 # --- on the ranks
 
 
@@ -81,9 +70,7 @@ def measure(rank: Rank, names: list[str], sizes: list[int], seconds: float) -> d
     import torch
     import torch.distributed as dist
 
-    import gflow
-
-    gflow.register()
+    register()
     # This group is for agreeing on what to do next. The contenders have their own.
     dist.init_process_group("gloo")
     try:
@@ -123,7 +110,12 @@ def _measure_size(
             # Nobody always runs after the same other one.
             order.reverse()
         done += rounds
-    return {"bytes": size, "contenders": {name: _sum_up(size, samples[name]) for name in racers}}
+    results = {name: _sum_up(size, samples[name]) for name in racers}
+    base, *others = racers
+    ratios = {
+        f"{base}/{name}": results[base]["median_us"] / results[name]["median_us"] for name in others
+    }
+    return {"bytes": size, "contenders": results, "ratios": ratios}
 
 
 def _check(rank: Rank, name: str, racer: contenders.Contender, tensor: Any) -> None:
@@ -206,18 +198,17 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
     return (
         f"{text}\n\n"
         "µs: median time of one call, on the slowest rank. GB/s: 10^9 bytes of tensor per second.\n"
-        f"{contenders.label(base)}/…: over 1, {contenders.label(base)} takes longer."
+        f"Over 1 in the last column: {contenders.label(base)} takes longer."
     )
 
 
 def _cells(row: dict[str, Any], names: list[str]) -> list[str]:
     results = [row["contenders"][name] for name in names]
-    base, *others = (one["median_us"] for one in results)
     return [
         show_size(row["bytes"]),
         *(_time(one["median_us"]) for one in results),
         *(f"{one['gb_per_s']:.3g}" for one in results),
-        *(f"{base / other:.2f}" for other in others),
+        *(f"{ratio:.2f}" for ratio in row["ratios"].values()),
     ]
 
 
@@ -246,7 +237,7 @@ def plot(rows: Sequence[dict[str, Any]], about: dict[str, Any], path: Path) -> N
         )
     axes.set(xscale="log", yscale="log", ylabel="median time of one call, µs")
     axes.set_xticks(sizes, [show_size(size) for size in sizes])
-    axes.minorticks_off()
+    axes.tick_params(axis="x", which="minor", bottom=False)
     axes.grid(alpha=0.3)
     axes.legend()
     axes.set_title(

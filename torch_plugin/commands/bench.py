@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from gflow.commands import allreduce, ranks
+from gflow.commands.seconds import read_seconds
 from gflow.version import __version__
 
 #: Ranks on a busy machine may take this long to start, beyond the time for measuring.
 _START_SECONDS = 60.0
+_PICTURES = (".png", ".svg")
 
 
 @dataclass(frozen=True)
@@ -94,9 +96,9 @@ def _add_benchmark(benchmarks: Any, benchmark: Benchmark) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them to FILE (.png, .svg)")
     parser.add_argument(
         "--deadline",
-        type=float,
+        type=read_seconds,
         metavar="SECONDS",
-        help="give up after this long (default: a minute more than three times what it should take)",
+        help="give up after this long (default: a minute, and three times what it should take)",
     )
 
     def run(chosen: argparse.Namespace) -> int:
@@ -111,19 +113,31 @@ def _refuse_what_cannot_work(parser: argparse.ArgumentParser, chosen: argparse.N
     if chosen.ranks < 2:
         parser.error(f"argument --ranks: {chosen.ranks} is too few: it takes at least 2")
     for option, path in (("--json", chosen.json), ("--plot", chosen.plot)):
-        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        if path is not None and not _can_be_written(path):
             parser.error(f"argument {option}: cannot write {path}")
+    if chosen.plot is not None and chosen.plot.suffix not in _PICTURES:
+        parser.error(f"argument --plot: {chosen.plot} must end in {' or '.join(_PICTURES)}")
     if chosen.plot is not None and importlib.util.find_spec("matplotlib") is None:
         parser.error("argument --plot: needs matplotlib, which is not installed: "
                      "`pip install matplotlib`, or leave out --plot")  # fmt: skip
+
+
+def _can_be_written(path: Path) -> bool:
+    if path.exists():
+        return path.is_file() and os.access(path, os.W_OK)
+    return os.access(path.parent, os.W_OK)
 
 
 def _run(benchmark: Benchmark, chosen: argparse.Namespace) -> int:
     seconds = benchmark.seconds(chosen)
     print(f"{benchmark.name} on {chosen.ranks} ranks of this host, about {seconds:.0f} s",
           flush=True)  # fmt: skip
-    if (cores := _cores()) < chosen.ranks:
+    cores = _cores()
+    if cores < chosen.ranks:
         print(f"note: {chosen.ranks} ranks share {cores} cores here: they wait for each other")
+    load = os.getloadavg()[0]
+    if load > cores / 2:
+        print(f"note: this machine is busy (load {load:.1f} on {cores} cores): times are longer")
     rows: list[dict[str, Any]] = []
 
     def keep(row: dict[str, Any]) -> None:
@@ -141,7 +155,7 @@ def _run(benchmark: Benchmark, chosen: argparse.Namespace) -> int:
     except ranks.RanksFailed as error:
         print(f"gflow bench {benchmark.name}: {error}", file=sys.stderr)
         return 1
-    about = _about_this_run(benchmark, chosen) | about
+    about = _about_this_run(benchmark, chosen, load) | about
     print(f"\n{benchmark.report(rows)}")
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(about | {"rows": rows}, indent=2) + "\n")
@@ -152,7 +166,9 @@ def _run(benchmark: Benchmark, chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _about_this_run(benchmark: Benchmark, chosen: argparse.Namespace) -> dict[str, Any]:
+def _about_this_run(
+    benchmark: Benchmark, chosen: argparse.Namespace, load: float
+) -> dict[str, Any]:
     """What one has to know to read the numbers later."""
     return {
         "benchmark": benchmark.name,
@@ -161,8 +177,7 @@ def _about_this_run(benchmark: Benchmark, chosen: argparse.Namespace) -> dict[st
         "python": platform.python_version(),
         "machine": platform.machine(),
         "cores": _cores(),
-        # Over the last minute, this run included: what else ran shows here.
-        "load": os.getloadavg()[0],
+        "load_before": load,
     }
 
 

@@ -7,6 +7,7 @@ a secret. One that fails says what it saw and what to do about it.
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import platform
 import socket
@@ -134,7 +135,7 @@ def _cuda() -> Fine:
     if not torch.cuda.is_available():
         return Fine("not available (no GPU, no driver, or a torch without CUDA): CPU tensors only")
     count = torch.cuda.device_count()
-    detail = f"{count} × {torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
+    detail = f"{count} x {torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
     if not dist.is_nccl_available():
         return Fine(f"{detail}; torch has no NCCL: CPU tensors only", "Install a torch with NCCL.")
     return Fine(detail)
@@ -160,10 +161,6 @@ def _shown(name: str, settings: Settings) -> str:
 
 
 def _network() -> Fine:
-    from torch.distributed import HashStore
-
-    from gflow.network import own_address
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the check of the options has shown them
         ifname = settle(None)["ifname"]
@@ -175,7 +172,7 @@ def _network() -> Fine:
             advice = "Correct or unset MASTER_ADDR, or repair this host's name resolution."
             raise Wrong(f"MASTER_ADDR is {master!r}: {error}", advice) from error
     try:
-        address = own_address(HashStore(), ifname)
+        address = _address_of_this_host(ifname)
     except ValueError as error:
         raise Wrong(str(error), "Correct or unset GFLOW_IFNAME.") from error
     if ifname is not None:
@@ -183,6 +180,14 @@ def _network() -> Fine:
     if master is not None:
         return Fine(f"{address}, on the way to MASTER_ADDR={master}")
     return Fine(f"{address}, of this host's name; in a job, the address on the way to the master")
+
+
+def _address_of_this_host(ifname: str | None) -> str:
+    import torch.distributed as dist
+
+    network = importlib.import_module("gflow.network")  # it needs torch
+    # A store that names no master: what is left is MASTER_ADDR, or this host's name.
+    return str(network.own_address(dist.HashStore(), ifname))
 
 
 def _self_test(deadline: float) -> Fine:

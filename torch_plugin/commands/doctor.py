@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gflow.commands.checks import Check, Wrong, all_checks
+from gflow.commands.seconds import read_seconds
 from gflow.version import __version__
 
 _OK, _FAILED, _SKIPPED = "ok", "failed", "skipped"
@@ -48,7 +49,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print a report for programs instead")
     parser.add_argument(
         "--deadline",
-        type=_positive,
+        type=read_seconds,
         default=60.0,
         metavar="SECONDS",
         help="end what the checks have started after this long (default: %(default)g)",
@@ -100,10 +101,3 @@ def _run(chosen: argparse.Namespace) -> int:
     else:
         print(f"\nnot well: {', '.join(failed)}" if failed else "\ngflow works on this machine")
     return 1 if failed else 0
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise ValueError
-    return value

@@ -26,6 +26,7 @@ GRACE_SECONDS = 3.0
 
 _HOST = "127.0.0.1"
 _LAST_WORDS = 6000
+_WELL = "exited with code 0"
 # The ranks see the same modules as this process: without this, a folder that happens to be called
 # like a package could stand in its way, depending on where the command is run.
 _BOOT = "import sys; sys.path[:] = sys.argv[1:]; from gflow.commands.rank import main; main()"
@@ -57,17 +58,24 @@ def run(
         unset: environment variables that the ranks must not see.
     """
     until = time.monotonic() + deadline
+    order = {
+        "work": f"{work.__module__}:{work.__name__}",
+        "arguments": dict(arguments or {}),
+        "world": world,
+        "starter": os.getpid(),
+    }
     ranks: list[_Process] = []
-    with _reserved_port() as port, selectors.DefaultSelector() as selector:
-        try:
-            for number in range(world):
-                environ = _environ(number, world, port, unset)
-                ranks.append(_Process(number, world, work, dict(arguments or {}), environ))
-                selector.register(ranks[-1].way_back, selectors.EVENT_READ, ranks[-1])
-            failures = _follow(selector, until, deadline, on_news)
-        finally:
-            for rank in ranks:
-                rank.end()
+    with contextlib.ExitStack() as at_the_end:
+        port = at_the_end.enter_context(_reserved_port())
+        selector = at_the_end.enter_context(selectors.DefaultSelector())
+        for number in range(world):
+            environ = _environ(number, world, port, unset)
+            output = at_the_end.enter_context(tempfile.TemporaryFile())
+            rank = _Process(number, order, environ, output)
+            at_the_end.callback(rank.end)
+            selector.register(rank.way_back, selectors.EVENT_READ, rank)
+            ranks.append(rank)
+        failures = _follow(selector, until, deadline, on_news)
     if failures:
         raise RanksFailed("\n".join(failures))
     return [rank.result for rank in ranks]
@@ -116,12 +124,7 @@ class _Process:
     """One rank, from the outside."""
 
     def __init__(
-        self,
-        number: int,
-        world: int,
-        work: Callable[..., Any],
-        arguments: dict[str, Any],
-        environ: dict[str, str],
+        self, number: int, order: dict[str, Any], environ: dict[str, str], output: IO[bytes]
     ) -> None:
         self.number = number
         self.result: Any = None
@@ -129,21 +132,13 @@ class _Process:
         self._has_result = False
         self._raised: str | None = None
         self._unread = b""
-        self._output: IO[bytes] = tempfile.TemporaryFile()
+        self._output = output
         self.way_back, childs_end = os.pipe()
-        order = {
-            "rank": number,
-            "world": world,
-            "work": f"{work.__module__}:{work.__name__}",
-            "arguments": arguments,
-            "way_back": childs_end,
-            "starter": os.getpid(),
-        }
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, *sys.path],
                 stdin=subprocess.PIPE,
-                stdout=self._output,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=[childs_end],
                 env=environ,
@@ -152,14 +147,13 @@ class _Process:
             )
         except BaseException:
             os.close(self.way_back)
-            self._output.close()
             raise
         finally:
             os.close(childs_end)
         assert self._process.stdin is not None
         # A rank that is gone already is noticed when its way back is found closed.
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
-            stdin.write(json.dumps(order).encode())
+            stdin.write(json.dumps(order | {"rank": number, "way_back": childs_end}).encode())
 
     def listen(self) -> Iterator[Any]:
         """Read what has arrived; results and errors are kept, news are returned."""
@@ -179,16 +173,23 @@ class _Process:
         """How a silent rank has failed, or None if it did not."""
         if self._raised is not None:
             return f"rank {self.number} raised an exception:\n{_indented(self._raised)}"
-        try:
-            code = self._process.wait(max(0.1, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            how = "had done its work, but its process did not end"
-        else:
-            if code == 0 and self._has_result:
-                return None
-            how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        how = self._how_it_ended(until)
+        if how == _WELL and self._has_result:
+            return None
         when = "after its work was done" if self._has_result else "before its work was done"
         return f"rank {self.number} {how} ({when}). Its last words:\n{self.last_words()}"
+
+    def _how_it_ended(self, until: float) -> str:
+        while True:
+            # The process stays a zombie: until `end` nobody else can be given its number.
+            ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            if ended is not None:
+                if ended.si_code == os.CLD_EXITED:
+                    return f"exited with code {ended.si_status}"
+                return f"was killed by {_signal_name(ended.si_status)}"
+            if time.monotonic() > until:
+                return "closed its way back, but did not end"
+            time.sleep(0.01)
 
     def last_words(self) -> str:
         """The end of what the rank has printed."""
@@ -198,19 +199,14 @@ class _Process:
         return _indented(text or "(nothing)")
 
     def signal(self, number: int) -> None:
-        """Send a signal to the rank, if it still runs."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
+        """Send a signal to the rank."""
+        os.kill(self._process.pid, number)
 
     def end(self) -> None:
         """Leave nothing of the rank behind."""
-        # The rank has not been waited for yet, or had nothing left in its group that matters:
-        # the number of a group is not given away while it has members.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         os.close(self.way_back)
-        self._output.close()
 
 
 def _environ(rank: int, world: int, port: int, unset: tuple[str, ...]) -> dict[str, str]:

@@ -10,6 +10,8 @@ import hashlib
 from datetime import timedelta
 from typing import Any
 
+import gflow
+from gflow import native
 from gflow.commands.rank import Rank
 
 #: A peer that is silent for this long fails the test before the deadline of all ends it.
@@ -24,8 +26,6 @@ def provoke_failures(rank: Rank) -> dict[str, str]:
     A panic prints to the standard error, and if it got out of Rust it would end the process, so
     this is not done in the doctor's own process.
     """
-    from gflow import native
-
     arrived = {}
     for way in ("error", "panic"):
         try:
@@ -39,8 +39,6 @@ def provoke_failures(rank: Rank) -> dict[str, str]:
 def exchange(rank: Rank) -> dict[str, Any]:
     """Make a group, all-reduce a tensor, train a model for a few steps, and check all of it."""
     import torch.distributed as dist
-
-    import gflow
 
     dist.init_process_group("gflow", timeout=_TIMEOUT)
     try:
@@ -82,9 +80,7 @@ def _train(rank: Rank) -> str:
         alone(torch.cat(batches)).square().mean().backward()
         for one in (model, alone):
             _descend(one)
-    for (name, trained), expected in zip(
-        model.named_parameters(), alone.parameters(), strict=True
-    ):
+    for (name, trained), expected in zip(model.named_parameters(), alone.parameters(), strict=True):
         # Sums are made in another order, and 16-bit numbers may travel between the ranks.
         if not torch.allclose(trained, expected, rtol=1e-2, atol=1e-3):
             off = (trained - expected).abs().max().item()

@@ -1,7 +1,8 @@
-"""Amounts of memory as people write them. K, M and G are always powers of 1024 here."""
+"""Amounts of memory as people write them. K, M and G must never be anything but powers of 1024."""
 
 from __future__ import annotations
 
+import argparse
 import re
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -36,7 +37,7 @@ def _read(text: str) -> int:
     size = float(match[1]) * _UNITS[match[2].upper()] if match else 0.0
     # The tensors hold 32-bit numbers.
     if size == 0 or size % 4 != 0:
-        raise ValueError(
+        raise argparse.ArgumentTypeError(
             f"{text!r} is not a size: give bytes, a multiple of 4, such as 4096, 4K, 1.5M or 1G"
         )
     return int(size)
