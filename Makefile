@@ -2,7 +2,7 @@
 #
 #   make demo         train a small model with Gloo and with gflow, table and plot
 #   make test         Rust tests, Python tests and a part of PyTorch's own backend suite
-#   make conformance  all of PyTorch's own backend suite (about 25 minutes on two cores)
+#   make conformance  all of PyTorch's own backend suite (about 5 minutes on two cores)
 #   make bench        compare gflow with Gloo in one interleaved run
 #   make lint         formatters and linters, as CI runs them
 #   make wheel        a wheel in dist/

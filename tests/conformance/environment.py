@@ -1,0 +1,73 @@
+"""The surroundings that PyTorch's suite expects, and the loading of the suite in them.
+
+Must never leave a setting in place that turns skipped tests into passed ones.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import shutil
+import tempfile
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+
+# With these PyTorch's tests "pass" where they would have been skipped.
+SANDCASTLE = ("SANDCASTLE", "TW_JOB_USER")
+
+
+def prepare(backend: str, world_size: int, timeout: int, folder: Path) -> None:
+    """Sets what the suite and its ranks read, the suite while it is imported."""
+    for name in SANDCASTLE:
+        os.environ.pop(name, None)
+    # Ranks leave files in the temporary directory; forked ones have its name already looked up.
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    for name in ("barrier", "init_dir", "test_dir"):
+        (folder / name).mkdir()
+    os.environ["TEMP_DIR"] = str(folder)
+    # Some tests are skipped unless the ranks meet in a file. Each test gets a new one later.
+    os.environ["INIT_METHOD"] = f"file://{folder}/init_dir/shared_init_file"
+    os.environ["BACKEND"] = backend
+    os.environ["WORLD_SIZE"] = str(world_size)
+    os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(timeout)
+    # The command that PyTorch suggests for repeating a failure does not exist here.
+    os.environ["PYTORCH_PRINT_REPRO_ON_FAILURE"] = "0"
+
+
+def find_backend(name: str) -> str | None:
+    """Where torch gets the backend from, so that a run can say what it tested; None: nowhere."""
+    # The same search as torch's: of several with one name, the first on the path wins.
+    for plugin in entry_points(group="torch.distributed.backends"):
+        if plugin.name.lower() == name and plugin.dist is not None:
+            return f"{plugin.value} of {plugin.dist.name} {plugin.dist.version}"
+    return "torch itself" if name == "gloo" else None
+
+
+def load_suite(start: str) -> ModuleType:
+    """Imports the suite, without starting a thread: the tests' processes are forked from here."""
+    before = os.environ.get("OPENBLAS_NUM_THREADS")
+    # NumPy's library starts its threads when it is loaded. Spawned ranks get them as usual.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    suite = importlib.import_module(f"{__package__}.suite")
+    if before is None:
+        del os.environ["OPENBLAS_NUM_THREADS"]
+    else:
+        os.environ["OPENBLAS_NUM_THREADS"] = before
+    import torch
+
+    if start == "auto":
+        # A CUDA context does not survive a fork.
+        start = "spawn" if torch.accelerator.is_available() else "fork"
+    suite.BackendSuite.start_method = start
+    # What was imported stays out of every later collection, so that a forked rank neither copies
+    # nor tears it down object by object; what a rank makes itself is collected as ever.
+    gc.freeze()
+    return suite
+
+
+def leave(folder: Path) -> None:
+    """Removes what the tests left, and undoes the freeze so that this process ends in order."""
+    gc.unfreeze()
+    shutil.rmtree(folder, ignore_errors=True)
