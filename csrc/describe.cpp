@@ -57,14 +57,18 @@ CallDescription describe(c10d::OpType kind, const std::vector<at::Tensor>& tenso
     call.bytes += bytes_of(tensor);
     mix(call.layout, static_cast<uint64_t>(tensor.scalar_type()));
     mix(call.layout, static_cast<uint64_t>(tensor.numel()));
+    // Sparse tensors are added by index, so their shapes must be alike and not only their sizes.
+    if (tensor.is_sparse()) {
+      for (const auto size : tensor.sizes()) mix(call.layout, static_cast<uint64_t>(size));
+    }
   }
   return call;
 }
 
-CallDescription describe_all_to_all(c10d::OpType kind, const std::vector<at::Tensor>& outputs,
+CallDescription describe_all_to_all(const std::vector<at::Tensor>& outputs,
                                     const std::vector<at::Tensor>& inputs) {
   TORCH_CHECK(!inputs.empty(), "gflow: all_to_all needs a tensor for each rank, got none");
-  auto call = all_to_all(kind, inputs.front());
+  auto call = all_to_all(c10d::OpType::ALLTOALL, inputs.front());
   call.sends = counts(inputs);
   call.receives = counts(outputs);
   for (const auto& tensor : inputs) call.bytes += bytes_of(tensor);

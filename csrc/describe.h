@@ -17,7 +17,7 @@ constexpr auto kAllGatherIntoTensorCoalesced = static_cast<c10d::OpType>(20);
 CallDescription describe(c10d::OpType kind, const std::vector<at::Tensor>& tensors);
 
 // The same, of an all-to-all: sizes may differ by rank, but what one sends the other must expect.
-CallDescription describe_all_to_all(c10d::OpType kind, const std::vector<at::Tensor>& outputs,
+CallDescription describe_all_to_all(const std::vector<at::Tensor>& outputs,
                                     const std::vector<at::Tensor>& inputs);
 CallDescription describe_all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                                            const std::vector<int64_t>& output_splits,

@@ -2,6 +2,8 @@
 
 #include <torch/csrc/autograd/graph_task.h>
 
+#include "arguments.h"
+#include "contiguous.h"
 #include "describe.h"
 #include "gil.h"
 #include "torch_operation.h"
@@ -14,6 +16,16 @@ namespace {
 
 at::Device device_of(const Tensors& tensors) {
   return tensors.empty() ? at::Device(at::kCPU) : tensors.front().device();
+}
+
+// What the engine refuses is an error of the backend, like what it fails later.
+template <typename Call>
+auto as_backend_error(Call call) {
+  try {
+    return call();
+  } catch (const rust::Error& error) {
+    C10_THROW_ERROR(DistBackendError, error.what());
+  }
 }
 
 const at::Tensor& only(const Tensors& tensors) {
@@ -58,18 +70,28 @@ Backend& GflowBackend::inner_for(at::Device device) const {
 }
 
 template <typename Start>
-WorkPtr GflowBackend::collective(OpType kind, const char* title, CallDescription call,
-                                 at::Device device, Milliseconds timeout, const Tensors& inputs,
-                                 TensorLists results, Start start) {
+WorkPtr GflowBackend::collective(const char* title, CallDescription call, at::Device device,
+                                 Milliseconds timeout, TensorLists outputs, TensorLists inputs,
+                                 Start start) {
   Backend& inner = inner_for(device);
-  if (!device.is_cpu()) return start(inner);
+  if (!device.is_cpu()) return start(inner, outputs, inputs);
 
   const auto limit = timeout > Milliseconds::zero() ? timeout : timeout_.load();
   call.timeout_ms = static_cast<uint64_t>(limit.count());
-  auto work = c10::make_intrusive<GflowWork>(rank_, kind, title, std::move(results), limit, inputs);
-  auto body = [gloo = gloo_, start = std::move(start)]() mutable { start(*gloo)->wait(); };
-  work->set_seq(
-      group_->submit(std::move(call), std::make_shared<TorchOperation>(work, std::move(body))));
+  auto work = c10::make_intrusive<GflowWork>(rank_, static_cast<OpType>(call.kind), title, outputs,
+                                             limit, flattened(inputs.empty() ? outputs : inputs));
+  // Made when the collective begins and needed when it ends.
+  auto filled = std::make_shared<std::optional<ContiguousCopies>>();
+  auto begin = [=, gloo = gloo_] {
+    auto contiguous_outputs = outputs;
+    auto contiguous_inputs = inputs;
+    filled->emplace(contiguous_outputs);
+    ContiguousCopies read(contiguous_inputs);
+    return start(*gloo, contiguous_outputs, contiguous_inputs);
+  };
+  auto end = [filled] { (*filled)->write_back(); };
+  auto operation = std::make_shared<TorchOperation>(work, std::move(begin), std::move(end));
+  work->set_seq(as_backend_error([&] { return group_->submit(std::move(call), operation); }));
   return work;
 }
 
@@ -77,10 +99,11 @@ WorkPtr GflowBackend::collective(OpType kind, const char* title, CallDescription
 
 WorkPtr GflowBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   auto call = describe(OpType::BROADCAST, tensors);
+  call.complaint = arguments::check_in_place(tensors);
   call.root = static_cast<uint32_t>(opts.rootRank);
-  return collective(OpType::BROADCAST, "gflow:broadcast", std::move(call), device_of(tensors),
-                    opts.timeout, tensors, {tensors}, [tensors, opts](Backend& inner) mutable {
-                      return inner.broadcast(tensors, opts);
+  return collective("gflow:broadcast", std::move(call), device_of(tensors), opts.timeout, {tensors},
+                    {}, [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
+                      return inner.broadcast(outputs[0], opts);
                     });
 }
 
@@ -92,87 +115,100 @@ bool GflowBackend::is_gradient_bucket(const Tensors& tensors, const c10d::Allred
 }
 
 WorkPtr GflowBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  auto call = describe(OpType::ALLREDUCE, tensors);
+  // Sparse tensors come this way too, and do not fit with dense ones.
+  const bool sparse = !tensors.empty() && tensors.front().is_sparse();
+  auto call = describe(sparse ? OpType::_ALLREDUCE_SPARSE : OpType::ALLREDUCE, tensors);
+  call.complaint = arguments::check_in_place(tensors);
   call.reduce_op = opts.reduceOp.op_;
   call.gradient = is_gradient_bucket(tensors, opts);
-  return collective(OpType::ALLREDUCE, "gflow:all_reduce", std::move(call), device_of(tensors),
-                    opts.timeout, tensors, {tensors}, [tensors, opts](Backend& inner) mutable {
-                      return inner.allreduce(tensors, opts);
+  return collective("gflow:all_reduce", std::move(call), device_of(tensors), opts.timeout,
+                    {tensors}, {}, [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
+                      return inner.allreduce(outputs[0], opts);
                     });
 }
 
 WorkPtr GflowBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   auto call = describe(OpType::_ALLREDUCE_SPARSE, tensors);
+  call.complaint = arguments::check_in_place(tensors);
   call.reduce_op = opts.reduceOp.op_;
-  return collective(
-      OpType::_ALLREDUCE_SPARSE, "gflow:sparse_all_reduce", std::move(call), device_of(tensors),
-      opts.timeout, tensors, {tensors},
-      [tensors, opts](Backend& inner) mutable { return inner.allreduce_sparse(tensors, opts); });
+  return collective("gflow:sparse_all_reduce", std::move(call), device_of(tensors), opts.timeout,
+                    {tensors}, {}, [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
+                      return inner.allreduce_sparse(outputs[0], opts);
+                    });
 }
 
 WorkPtr GflowBackend::allreduce_coalesced(Tensors& tensors,
                                           const c10d::AllreduceCoalescedOptions& opts) {
   auto call = describe(OpType::ALLREDUCE_COALESCED, tensors);
   call.reduce_op = opts.reduceOp.op_;
-  return collective(
-      OpType::ALLREDUCE_COALESCED, "gflow:all_reduce", std::move(call), device_of(tensors),
-      opts.timeout, tensors, {tensors},
-      [tensors, opts](Backend& inner) mutable { return inner.allreduce_coalesced(tensors, opts); });
+  return collective("gflow:all_reduce", std::move(call), device_of(tensors), opts.timeout,
+                    {tensors}, {}, [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
+                      return inner.allreduce_coalesced(outputs[0], opts);
+                    });
 }
 
 WorkPtr GflowBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   auto call = describe(OpType::REDUCE, tensors);
+  call.complaint = arguments::check_in_place(tensors);
   call.reduce_op = opts.reduceOp.op_;
   call.root = static_cast<uint32_t>(opts.rootRank);
-  return collective(
-      OpType::REDUCE, "gflow:reduce", std::move(call), device_of(tensors), opts.timeout, tensors,
-      {tensors}, [tensors, opts](Backend& inner) mutable { return inner.reduce(tensors, opts); });
+  return collective("gflow:reduce", std::move(call), device_of(tensors), opts.timeout, {tensors},
+                    {}, [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
+                      return inner.reduce(outputs[0], opts);
+                    });
 }
 
 WorkPtr GflowBackend::allgather(TensorLists& outputs, Tensors& inputs,
                                 const c10d::AllgatherOptions& opts) {
-  return collective(OpType::ALLGATHER, "gflow:all_gather", describe(OpType::ALLGATHER, inputs),
-                    device_of(inputs), opts.timeout, inputs, outputs,
-                    [outputs, inputs, opts](Backend& inner) mutable {
-                      return inner.allgather(outputs, inputs, opts);
+  auto call = describe(OpType::ALLGATHER, inputs);
+  call.complaint = arguments::check_one_per_rank("outputs", outputs, inputs, size_);
+  return collective("gflow:all_gather", std::move(call), device_of(inputs), opts.timeout, outputs,
+                    {inputs}, [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
+                      return inner.allgather(outputs, inputs[0], opts);
                     });
 }
 
 WorkPtr GflowBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                       const c10d::AllgatherOptions& opts) {
-  return collective(OpType::_ALLGATHER_BASE, "gflow:_all_gather_base",
-                    describe(OpType::_ALLGATHER_BASE, {input}), input.device(), opts.timeout,
-                    {input}, {{output}}, [output, input, opts](Backend& inner) mutable {
-                      return inner._allgather_base(output, input, opts);
+  auto call = describe(OpType::_ALLGATHER_BASE, {input});
+  call.complaint = arguments::check_parts("output", {output}, {input}, size_);
+  return collective("gflow:_all_gather_base", std::move(call), input.device(), opts.timeout,
+                    {{output}}, {{input}},
+                    [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
+                      return inner._allgather_base(outputs[0][0], inputs[0][0], opts);
                     });
 }
 
 WorkPtr GflowBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& opts) {
-  return collective(OpType::ALLGATHER_COALESCED, "gflow:all_gather",
-                    describe(OpType::ALLGATHER_COALESCED, inputs), device_of(inputs), opts.timeout,
-                    inputs, outputs, [outputs, inputs, opts](Backend& inner) mutable {
-                      return inner.allgather_coalesced(outputs, inputs, opts);
+  auto call = describe(OpType::ALLGATHER_COALESCED, inputs);
+  call.complaint = arguments::check_lists_per_rank(outputs, inputs, size_);
+  return collective("gflow:all_gather", std::move(call), device_of(inputs), opts.timeout, outputs,
+                    {inputs}, [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
+                      return inner.allgather_coalesced(outputs, inputs[0], opts);
                     });
 }
 
 WorkPtr GflowBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                       const c10d::AllgatherOptions& opts) {
-  return collective(kAllGatherIntoTensorCoalesced, "gflow:all_gather",
-                    describe(kAllGatherIntoTensorCoalesced, inputs), device_of(inputs),
-                    opts.timeout, inputs, {outputs},
-                    [outputs, inputs, opts](Backend& inner) mutable {
-                      return inner.allgather_into_tensor_coalesced(outputs, inputs, opts);
+  auto call = describe(kAllGatherIntoTensorCoalesced, inputs);
+  call.complaint = arguments::check_parts("output", outputs, inputs, size_);
+  return collective("gflow:all_gather", std::move(call), device_of(inputs), opts.timeout, {outputs},
+                    {inputs}, [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
+                      return inner.allgather_into_tensor_coalesced(outputs[0], inputs[0], opts);
                     });
 }
 
 WorkPtr GflowBackend::gather(TensorLists& outputs, Tensors& inputs,
                              const c10d::GatherOptions& opts) {
   auto call = describe(OpType::GATHER, inputs);
+  if (opts.rootRank == rank_) {
+    call.complaint = arguments::check_one_per_rank("outputs", outputs, inputs, size_);
+  }
   call.root = static_cast<uint32_t>(opts.rootRank);
-  return collective(OpType::GATHER, "gflow:gather", std::move(call), device_of(inputs),
-                    opts.timeout, inputs, outputs, [outputs, inputs, opts](Backend& inner) mutable {
-                      return inner.gather(outputs, inputs, opts);
+  return collective("gflow:gather", std::move(call), device_of(inputs), opts.timeout, outputs,
+                    {inputs}, [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
+                      return inner.gather(outputs, inputs[0], opts);
                     });
 }
 
@@ -180,45 +216,49 @@ WorkPtr GflowBackend::scatter(Tensors& outputs, TensorLists& inputs,
                               const c10d::ScatterOptions& opts) {
   // Only the root has inputs, so the ranks compare what each gets.
   auto call = describe(OpType::SCATTER, outputs);
+  if (opts.rootRank == rank_) {
+    call.complaint = arguments::check_one_per_rank("inputs", inputs, outputs, size_);
+  }
   call.root = static_cast<uint32_t>(opts.rootRank);
-  return collective(OpType::SCATTER, "gflow:scatter", std::move(call), device_of(outputs),
-                    opts.timeout, flattened(inputs), {outputs},
-                    [outputs, inputs, opts](Backend& inner) mutable {
-                      return inner.scatter(outputs, inputs, opts);
+  return collective("gflow:scatter", std::move(call), device_of(outputs), opts.timeout, {outputs},
+                    inputs, [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
+                      return inner.scatter(outputs[0], inputs, opts);
                     });
 }
 
 WorkPtr GflowBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                      const c10d::ReduceScatterOptions& opts) {
-  const auto all = flattened(inputs);
-  auto call = describe(OpType::REDUCE_SCATTER, all);
+  auto call = describe(OpType::REDUCE_SCATTER, flattened(inputs));
+  call.complaint = arguments::check_one_per_rank("inputs", inputs, outputs, size_);
   call.reduce_op = opts.reduceOp.op_;
-  return collective(OpType::REDUCE_SCATTER, "gflow:reduce_scatter", std::move(call),
-                    device_of(outputs), opts.timeout, all, {outputs},
-                    [outputs, inputs, opts](Backend& inner) mutable {
-                      return inner.reduce_scatter(outputs, inputs, opts);
+  return collective("gflow:reduce_scatter", std::move(call), device_of(outputs), opts.timeout,
+                    {outputs}, inputs,
+                    [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
+                      return inner.reduce_scatter(outputs[0], inputs, opts);
                     });
 }
 
 WorkPtr GflowBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                            const c10d::ReduceScatterOptions& opts) {
   auto call = describe(OpType::_REDUCE_SCATTER_BASE, {input});
+  call.complaint = arguments::check_parts("input", {input}, {output}, size_);
   call.reduce_op = opts.reduceOp.op_;
-  return collective(OpType::_REDUCE_SCATTER_BASE, "gflow:_reduce_scatter_base", std::move(call),
-                    input.device(), opts.timeout, {input}, {{output}},
-                    [output, input, opts](Backend& inner) mutable {
-                      return inner._reduce_scatter_base(output, input, opts);
+  return collective("gflow:_reduce_scatter_base", std::move(call), input.device(), opts.timeout,
+                    {{output}}, {{input}},
+                    [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
+                      return inner._reduce_scatter_base(outputs[0][0], inputs[0][0], opts);
                     });
 }
 
 WorkPtr GflowBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                       const c10d::ReduceScatterOptions& opts) {
   auto call = describe(OpType::REDUCE_SCATTER_TENSOR_COALESCED, inputs);
+  call.complaint = arguments::check_parts("input", inputs, outputs, size_);
   call.reduce_op = opts.reduceOp.op_;
-  return collective(OpType::REDUCE_SCATTER_TENSOR_COALESCED, "gflow:reduce_scatter",
-                    std::move(call), device_of(inputs), opts.timeout, inputs, {outputs},
-                    [outputs, inputs, opts](Backend& inner) mutable {
-                      return inner.reduce_scatter_tensor_coalesced(outputs, inputs, opts);
+  return collective("gflow:reduce_scatter", std::move(call), device_of(inputs), opts.timeout,
+                    {outputs}, {inputs},
+                    [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
+                      return inner.reduce_scatter_tensor_coalesced(outputs[0], inputs[0], opts);
                     });
 }
 
@@ -226,66 +266,93 @@ WorkPtr GflowBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                     std::vector<int64_t>& output_splits,
                                     std::vector<int64_t>& input_splits,
                                     const c10d::AllToAllOptions& opts) {
-  return collective(OpType::ALLTOALL_BASE, "gflow:all_to_all",
-                    describe_all_to_all_single(output, input, output_splits, input_splits, size_),
-                    input.device(), opts.timeout, {input}, {{output}},
-                    [output, input, output_splits, input_splits, opts](Backend& inner) mutable {
-                      return inner.alltoall_base(output, input, output_splits, input_splits, opts);
+  auto call = describe_all_to_all_single(output, input, output_splits, input_splits, size_);
+  call.complaint = arguments::check_splits("input", input, input_splits, size_);
+  if (call.complaint.empty()) {
+    call.complaint = arguments::check_splits("output", output, output_splits, size_);
+  }
+  return collective("gflow:all_to_all", std::move(call), input.device(), opts.timeout, {{output}},
+                    {{input}}, [=](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
+                      auto outputs_by_rank = output_splits;
+                      auto inputs_by_rank = input_splits;
+                      return inner.alltoall_base(outputs[0][0], inputs[0][0], outputs_by_rank,
+                                                 inputs_by_rank, opts);
                     });
 }
 
 WorkPtr GflowBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                const c10d::AllToAllOptions& opts) {
-  return collective(OpType::ALLTOALL, "gflow:all_to_all",
-                    describe_all_to_all(OpType::ALLTOALL, outputs, inputs), device_of(inputs),
-                    opts.timeout, inputs, {outputs},
-                    [outputs, inputs, opts](Backend& inner) mutable {
-                      return inner.alltoall(outputs, inputs, opts);
+  auto call = describe_all_to_all(outputs, inputs);
+  call.complaint = arguments::check_lists(outputs, inputs, size_);
+  return collective("gflow:all_to_all", std::move(call), device_of(inputs), opts.timeout, {outputs},
+                    {inputs}, [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
+                      return inner.alltoall(outputs[0], inputs[0], opts);
                     });
 }
 
 WorkPtr GflowBackend::barrier(const c10d::BarrierOptions& opts) {
   const bool cuda = !opts.device_ids.empty() || (opts.device && opts.device->is_cuda());
-  return collective(OpType::BARRIER, "gflow:barrier", describe(OpType::BARRIER, {}),
-                    at::Device(cuda ? at::kCUDA : at::kCPU), opts.timeout, {}, {},
-                    [opts](Backend& inner) mutable { return inner.barrier(opts); });
+  return collective(
+      "gflow:barrier", describe(OpType::BARRIER, {}), at::Device(cuda ? at::kCUDA : at::kCPU),
+      opts.timeout, {}, {},
+      [opts](Backend& inner, TensorLists&, TensorLists&) { return inner.barrier(opts); });
 }
 
 void GflowBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  const auto limit = opts.timeout > Milliseconds::zero() ? opts.timeout : timeout_.load();
+  // It looks for ranks that are missing, so there is nothing to agree on; but the inner backend
+  // pairs calls by their order, so what came before must be over.
+  as_backend_error([&] { group_->fence(static_cast<uint64_t>(limit.count())); });
   gloo_->monitoredBarrier(opts, wait_all_ranks);
 }
 
 // Point to point: between two ranks, aside from the queue of collectives.
 
-WorkPtr GflowBackend::message(OpType kind, const char* title, const Tensors& tensors,
+WorkPtr GflowBackend::message(OpType kind, const char* title, const Tensors& tensors, int peer,
                               std::function<void(GflowWork&)> rest) {
   auto work = c10::make_intrusive<GflowWork>(rank_, kind, title, TensorLists{tensors},
                                              timeout_.load(), tensors);
-  auto body = [work, rest = std::move(rest)] { rest(*work); };
-  group_->submit_aside(std::make_shared<TorchOperation>(work, std::move(body)));
+  // No collective bounds the time of a message, so whoever waits for it does.
+  work->limit_waits();
+  auto end = [=, rest = std::move(rest)] {
+    try {
+      rest(*work);
+    } catch (const c10::Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      // The inner backend only knows an address.
+      const auto who = peer == PointToPoint::kAnySource ? "any rank" : c10::str("rank ", peer);
+      C10_THROW_ERROR(DistBackendError, c10::str(title, " with ", who, " failed: ", error.what()));
+    }
+  };
+  auto operation = std::make_shared<TorchOperation>(work, nullptr, std::move(end));
+  as_backend_error([&] { group_->submit_aside(operation); });
   return work;
 }
 
 WorkPtr GflowBackend::send(Tensors& tensors, int to, int tag) {
   const auto& tensor = only(tensors);
   if (!tensor.is_cpu()) return inner_for(tensor.device()).send(tensors, to, tag);
+  as_backend_error([&] { group_->check_usable(); });
   auto rest = messages_.begin_send(tensor, to, tag);
-  return message(OpType::SEND, "gflow:send", tensors, [rest](GflowWork&) { rest(); });
+  return message(OpType::SEND, "gflow:send", tensors, to, [rest](GflowWork&) { rest(); });
 }
 
 WorkPtr GflowBackend::recv(Tensors& tensors, int from, int tag) {
   const auto& tensor = only(tensors);
   if (!tensor.is_cpu()) return inner_for(tensor.device()).recv(tensors, from, tag);
+  as_backend_error([&] { group_->check_usable(); });
   auto rest = messages_.begin_receive(tensor, from, tag);
-  return message(OpType::RECV, "gflow:recv", tensors,
+  return message(OpType::RECV, "gflow:recv", tensors, from,
                  [rest](GflowWork& work) { work.set_source(rest()); });
 }
 
 WorkPtr GflowBackend::recvAnysource(Tensors& tensors, int tag) {
   const auto& tensor = only(tensors);
   if (!tensor.is_cpu()) return inner_for(tensor.device()).recvAnysource(tensors, tag);
+  as_backend_error([&] { group_->check_usable(); });
   auto rest = messages_.begin_receive(tensor, PointToPoint::kAnySource, tag);
-  return message(OpType::RECVANYSOURCE, "gflow:recvAnySource", tensors,
+  return message(OpType::RECVANYSOURCE, "gflow:recvAnySource", tensors, PointToPoint::kAnySource,
                  [rest](GflowWork& work) { work.set_source(rest()); });
 }
 
@@ -314,6 +381,15 @@ void GflowBackend::setGroupUid(const std::string& uid) {
   Backend::setGroupUid(uid);
   gloo_->setGroupUid(uid);
   if (cuda_) cuda_->setGroupUid(uid);
+}
+
+c10d::ErrorType GflowBackend::getError() {
+  try {
+    group_->check_usable();
+    return c10d::ErrorType::SUCCESS;
+  } catch (const rust::Error&) {
+    return c10d::ErrorType::COMM_ERROR;
+  }
 }
 
 void GflowBackend::abort() {

@@ -86,7 +86,7 @@ class GflowBackend : public Backend {
   void setGroupUid(const std::string& uid) override;
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return group_->seq(); }
-  c10d::ErrorType getError() override { return c10d::ErrorType::SUCCESS; }
+  c10d::ErrorType getError() override;
   void abort() override;
   void shutdown() override;
 
@@ -96,13 +96,14 @@ class GflowBackend : public Backend {
   // The inner backend for tensors on `device`, or an error that says what this group serves.
   Backend& inner_for(at::Device device) const;
 
-  // Queues a collective. `start` begins it on the inner backend that it is given.
+  // Queues a collective. `start` begins it on the inner backend that it is given, with the tensors
+  // that it is given: `outputs`, which it fills (or reduces in place), and `inputs`.
   template <typename Start>
-  WorkPtr collective(c10d::OpType kind, const char* title, CallDescription call, at::Device device,
-                     Milliseconds timeout, const Tensors& inputs, TensorLists results, Start start);
+  WorkPtr collective(const char* title, CallDescription call, at::Device device,
+                     Milliseconds timeout, TensorLists outputs, TensorLists inputs, Start start);
 
   // Runs a send or a receive that has begun.
-  WorkPtr message(c10d::OpType kind, const char* title, const Tensors& tensors,
+  WorkPtr message(c10d::OpType kind, const char* title, const Tensors& tensors, int peer,
                   std::function<void(GflowWork&)> rest);
 
   bool is_gradient_bucket(const Tensors& tensors, const c10d::AllreduceOptions& opts);

@@ -10,6 +10,12 @@ GflowWork::GflowWork(int rank, c10d::OpType kind, const char* title, TensorLists
     : c10d::Work(rank, kind, title, inputs), results_(std::move(results)), timeout_(timeout) {}
 
 bool GflowWork::wait(std::chrono::milliseconds timeout) {
+  if (limits_waits_ && timeout == kNoTimeout && !completed_within(timeout_)) {
+    C10_THROW_ERROR(DistBackendError,
+                    c10::str("gflow: Timed out after ", timeout_.count(), " ms, waiting for ",
+                             c10d::opTypeToString(opType_),
+                             ": the other rank did not take part. It can still be waited for"));
+  }
   const bool done = c10d::Work::wait(timeout);
   // Waiters are released before the Future is completed; whoever waited may look at it next.
   c10::intrusive_ptr<c10::ivalue::Future> future;
@@ -19,6 +25,11 @@ bool GflowWork::wait(std::chrono::milliseconds timeout) {
   }
   if (future) future->wait();
   return done;
+}
+
+bool GflowWork::completed_within(std::chrono::milliseconds limit) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return cv_.wait_for(lock, limit, [&] { return completed_; });
 }
 
 std::vector<at::Tensor> GflowWork::result() {

@@ -28,6 +28,9 @@ class GflowWork : public c10d::Work {
   // The rank that a received message came from.
   int sourceRank() const override { return source_; }
 
+  // Makes wait() give up after the timeout of this work, without ending the operation.
+  void limit_waits() { limits_waits_ = true; }
+
   void set_seq(uint64_t seq) { seq_ = seq; }
   void set_source(int rank) { source_ = rank; }
 
@@ -39,6 +42,7 @@ class GflowWork : public c10d::Work {
   void complete_future();
 
  private:
+  bool completed_within(std::chrono::milliseconds limit);
   void complete(c10::ivalue::Future& future) const;
 
   const TensorLists results_;
@@ -48,6 +52,7 @@ class GflowWork : public c10d::Work {
   // Made when somebody asks, because completing one costs more than a small collective.
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   bool settled_ = false;
+  bool limits_waits_ = false;
 };
 
 }  // namespace gflow

@@ -33,19 +33,38 @@ class PyDoor {
   std::optional<rust::Box<Door>> door_;
 };
 
-BackendPtr join(PyDoor& door, const std::string& group, int rank,
-                const std::vector<std::string>& labels, const std::vector<std::string>& addresses,
-                const std::string& key, std::chrono::milliseconds connect_timeout,
-                std::chrono::milliseconds timeout, const BackendPtr& gloo, const BackendPtr& cuda) {
+// This rank's place in a group, until a backend takes it over.
+class PyGroup {
+ public:
+  explicit PyGroup(rust::Box<Group> group) : group_(std::move(group)) {}
+
+  rust::Box<Group> take() {
+    TORCH_CHECK(group_, "gflow: this group already has its backend");
+    auto group = std::move(*group_);
+    group_.reset();
+    return group;
+  }
+
+ private:
+  std::optional<rust::Box<Group>> group_;
+};
+
+PyGroup join(PyDoor& door, const std::string& group, int rank,
+             const std::vector<std::string>& labels, const std::vector<std::string>& addresses,
+             const std::string& key, std::chrono::milliseconds timeout) {
   Membership membership{};
   membership.group = group;
   membership.rank = static_cast<uint32_t>(rank);
   for (const auto& label : labels) membership.labels.push_back(label);
   for (const auto& address : addresses) membership.addresses.push_back(address);
   for (const char byte : key) membership.key.push_back(static_cast<uint8_t>(byte));
-  membership.timeout_ms = static_cast<uint64_t>(connect_timeout.count());
-  return c10::make_intrusive<GflowBackend>(rank, static_cast<int>(labels.size()), timeout,
-                                           join_group(door.take(), membership), gloo, cuda);
+  membership.timeout_ms = static_cast<uint64_t>(timeout.count());
+  return PyGroup(join_group(door.take(), membership));
+}
+
+BackendPtr make_backend(PyGroup& group, int rank, int size, std::chrono::milliseconds timeout,
+                        const BackendPtr& gloo, const BackendPtr& cuda) {
+  return c10::make_intrusive<GflowBackend>(rank, size, timeout, group.take(), gloo, cuda);
 }
 
 py::dict metrics(const BackendPtr& backend) {
@@ -71,9 +90,11 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init<const std::string&>(), py::arg("address"))
       .def_property_readonly("address", &PyDoor::address);
   m.def("join", &join, no_gil, py::arg("door"), py::arg("group"), py::arg("rank"),
-        py::arg("labels"), py::arg("addresses"), py::arg("key"), py::arg("connect_timeout"),
-        py::arg("timeout"), py::arg("gloo"), py::arg("cuda"),
-        "Connects to the other ranks and returns the backend of a new group.");
+        py::arg("labels"), py::arg("addresses"), py::arg("key"), py::arg("timeout"),
+        "Connects to the other ranks of a new group.");
+  py::class_<PyGroup>(m, "Group", "This rank's place in a group.");
+  m.def("make_backend", &make_backend, no_gil, py::arg("group"), py::arg("rank"), py::arg("size"),
+        py::arg("timeout"), py::arg("gloo"), py::arg("cuda"));
   m.def("metrics", &metrics, py::arg("backend"));
   m.def("close_all_groups", &close_all_groups, no_gil);
   m.def(

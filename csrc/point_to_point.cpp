@@ -15,6 +15,9 @@ constexpr int kAnswers = 1 << 30;
 constexpr int kData = kAnswers + (1 << 29);
 constexpr int kNumbers = 1 << 29;
 
+// The peer may take part much later than this rank; whoever waits has a limit of its own.
+constexpr auto kNoLimit = std::chrono::hours(24 * 365);
+
 // What a sender shows and a receiver answers: number of the message, elements, type, yes or no.
 enum Field { kNumber, kElements, kType, kFits, kFields };
 
@@ -52,14 +55,14 @@ std::function<void()> PointToPoint::begin_send(const at::Tensor& tensor, int to,
   {
     // The envelope must go out in the order of the numbers.
     std::lock_guard<std::mutex> lock(mutex_);
-    number = next_number_[to]++ % kNumbers;
+    number = static_cast<int>(next_number_[to]++ % kNumbers);
     std::vector<at::Tensor> shown{envelope(number, tensor, true)};
     std::vector<at::Tensor> answer{at::empty({kFields}, at::kLong)};
     auto showing = gloo_->send(shown, to, tag);
     auto answering = gloo_->recv(answer, to, kAnswers + number);
     return [=, gloo = gloo_] {
-      showing->wait();
-      answering->wait();
+      showing->wait(kNoLimit);
+      answering->wait(kNoLimit);
       if (answer[0].const_data_ptr<int64_t>()[kFits] == 0) refuse(shown[0], answer[0], tag);
       std::vector<at::Tensor> data{tensor};
       gloo->send(data, to, kData + number)->wait();
@@ -73,7 +76,7 @@ std::function<int()> PointToPoint::begin_receive(const at::Tensor& tensor, int f
   auto showing =
       from == kAnySource ? gloo_->recvAnysource(shown, tag) : gloo_->recv(shown, from, tag);
   return [=, gloo = gloo_] {
-    showing->wait();
+    showing->wait(kNoLimit);
     const int source = from == kAnySource ? showing->sourceRank() : from;
     const auto* fields = shown[0].const_data_ptr<int64_t>();
     const auto number = static_cast<int>(fields[kNumber]);

@@ -32,7 +32,7 @@ class PointToPoint {
   const c10::intrusive_ptr<c10d::Backend> gloo_;
   std::mutex mutex_;
   // The number of the next message to each rank; it is part of the tags of that message alone.
-  std::unordered_map<int, int> next_number_;
+  std::unordered_map<int, uint64_t> next_number_;
 };
 
 }  // namespace gflow

@@ -1,21 +1,60 @@
 #include "torch_operation.h"
 
 #include <c10/util/Exception.h>
+#include <cxxabi.h>
+
+#include <string_view>
+#include <typeinfo>
+
+#include "rust/bridge.rs.h"
 
 namespace gflow {
+namespace {
 
-void TorchOperation::run() const {
+// Gloo's headers are not in torch's wheel, but its exceptions know their names.
+bool is_connection_error(const std::exception& error) {
+  const std::string_view name = typeid(error).name();
+  return name.find("gloo") != name.npos && name.find("IoException") != name.npos;
+}
+
+}  // namespace
+
+void TorchOperation::run(const std::function<void()>& step) const {
   at::ThreadLocalStateGuard as_caller(caller_);
   try {
-    body_();
-  } catch (const std::exception&) {
+    step();
+  } catch (const std::exception& error) {
     std::lock_guard<std::mutex> lock(mutex_);
     thrown_ = std::current_exception();
+    broke_connection_ = is_connection_error(error);
+    throw;
+  } catch (const abi::__forced_unwind&) {
+    // The thread is being ended; it must not be stopped from that.
     throw;
   } catch (...) {
     // Only a std::exception can cross into Rust; anything else would end the process.
-    throw std::runtime_error("gflow: the collective failed with an exception of unknown type");
+    throw std::runtime_error("gflow: the operation failed with an exception of unknown type");
   }
+}
+
+void TorchOperation::start(rust::Box<Done> done) const {
+  run([&] {
+    inner_ = begin_();
+    auto shared = std::make_shared<rust::Box<Done>>(std::move(done));
+    inner_->getFuture()->addCallback([shared](c10::ivalue::Future&) { (*shared)->raise(); });
+  });
+}
+
+void TorchOperation::finish() const {
+  run([&] {
+    if (inner_) inner_->wait();
+    end_();
+  });
+}
+
+bool TorchOperation::broke_connection() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return broke_connection_;
 }
 
 bool TorchOperation::settle(rust::Str error, bool as_thrown) const {

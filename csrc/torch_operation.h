@@ -1,5 +1,5 @@
-// TorchOperation: a collective on torch tensors as the engine sees it. It keeps the tensors alive
-// until it has run, and hands the outcome to the GflowWork that the caller holds.
+// TorchOperation: an operation on torch tensors as the engine sees it. It keeps the tensors alive
+// until it is over, and hands the outcome to the GflowWork that the caller holds.
 #pragma once
 
 #include <ATen/ThreadLocalState.h>
@@ -14,22 +14,34 @@ namespace gflow {
 
 class TorchOperation : public Operation {
  public:
-  // `body` moves the data; it runs on the engine's thread, with the grad mode of this thread.
-  TorchOperation(c10::intrusive_ptr<GflowWork> work, std::function<void()> body)
-      : work_(std::move(work)), body_(std::move(body)) {}
+  // `begin` starts a collective on the inner backend; an operation that runs aside has none.
+  // `end` is called when that is over. Both run on the engine's threads, with the grad mode of
+  // this one.
+  TorchOperation(c10::intrusive_ptr<GflowWork> work,
+                 std::function<c10::intrusive_ptr<c10d::Work>()> begin, std::function<void()> end)
+      : work_(std::move(work)), begin_(std::move(begin)), end_(std::move(end)) {}
 
-  void run() const override;
+  void start(rust::Box<Done> done) const override;
+  void finish() const override;
+  bool broke_connection() const override;
   bool settle(rust::Str error, bool as_thrown) const override;
   void notify() const override { work_->complete_future(); }
 
  private:
+  // Runs a step so that nothing but a std::exception leaves it, and keeps what was thrown.
+  void run(const std::function<void()>& step) const;
+
   const c10::intrusive_ptr<GflowWork> work_;
-  const std::function<void()> body_;
+  const std::function<c10::intrusive_ptr<c10d::Work>()> begin_;
+  const std::function<void()> end_;
   const at::ThreadLocalState caller_;
-  // What run() threw, so that the user gets the exception itself and not only its text. Locked,
-  // because an abort may settle from another thread while the worker runs.
+  // The collective on the inner backend. Only the worker touches it.
+  mutable c10::intrusive_ptr<c10d::Work> inner_;
+  // What a step threw, so that the user gets the exception itself and not only its text. Locked,
+  // because an abort may settle from another thread.
   mutable std::mutex mutex_;
   mutable std::exception_ptr thrown_;
+  mutable bool broke_connection_ = false;
 };
 
 }  // namespace gflow

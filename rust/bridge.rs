@@ -31,6 +31,7 @@ mod ffi {
         layout: u64,
         bytes: u64,
         timeout_ms: u64,
+        complaint: String,
         sends: Vec<u64>,
         receives: Vec<u64>,
     }
@@ -63,12 +64,17 @@ mod ffi {
     unsafe extern "C++" {
         include!("bridge/operation.h");
         type Operation;
-        fn run(&self) -> Result<()>;
+        fn start(&self, done: Box<Done>) -> Result<()>;
+        fn finish(&self) -> Result<()>;
+        fn broke_connection(&self) -> bool;
         fn settle(&self, error: &str, as_thrown: bool) -> Result<bool>;
         fn notify(&self) -> Result<()>;
     }
 
     extern "Rust" {
+        type Done;
+        fn raise(self: &Done);
+
         type Door;
         fn open_door(address: &str) -> Result<Box<Door>>;
         fn address(self: &Door) -> String;
@@ -81,6 +87,8 @@ mod ffi {
             operation: SharedPtr<Operation>,
         ) -> Result<u64>;
         fn submit_aside(self: &Group, operation: SharedPtr<Operation>) -> Result<()>;
+        fn check_usable(self: &Group) -> Result<()>;
+        fn fence(self: &Group, timeout_ms: u64) -> Result<()>;
         fn seq(self: &Group) -> Result<u64>;
         fn metrics(self: &Group) -> Result<MetricsSnapshot>;
         fn abort(self: &Group, why: &str) -> Result<()>;
@@ -94,12 +102,21 @@ mod ffi {
 
 // SAFETY: the C++ class documents its methods as callable from any thread.
 unsafe impl Send for ffi::Operation {}
-// SAFETY: as above; run() is called by the worker alone, settle() and notify() lock inside.
+// SAFETY: as above; it locks what more than one thread may touch at a time.
 unsafe impl Sync for ffi::Operation {}
 
 /// Runs an entry so that nothing but a `Result` leaves it.
 fn guard<T>(entry: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(entry)).unwrap_or_else(|payload| Err(Error::from_panic(payload)))
+}
+
+/// How C++ says that a collective is over.
+struct Done(Arc<Interrupt>);
+
+impl Done {
+    fn raise(&self) {
+        self.0.raise();
+    }
 }
 
 /// A socket that listens for the ranks of a group that is being made.
@@ -202,6 +219,7 @@ impl Group {
                 bytes: call.bytes,
                 sends: call.sends,
                 receives: call.receives,
+                complaint: call.complaint,
                 timeout: milliseconds(call.timeout_ms),
             };
             self.0.submit(call, Arc::new(CxxOperation(operation)))
@@ -210,6 +228,14 @@ impl Group {
 
     fn submit_aside(&self, operation: SharedPtr<ffi::Operation>) -> Result<()> {
         guard(|| self.0.submit_aside(Arc::new(CxxOperation(operation))))
+    }
+
+    fn check_usable(&self) -> Result<()> {
+        guard(|| self.0.check_usable())
+    }
+
+    fn fence(&self, timeout_ms: u64) -> Result<()> {
+        guard(|| self.0.fence(milliseconds(timeout_ms)))
     }
 
     fn seq(&self) -> Result<u64> {
@@ -257,7 +283,7 @@ fn close_all_groups() -> Result<()> {
     guard(|| {
         let groups = std::mem::take(&mut *GROUPS.lock().unwrap_or_else(PoisonError::into_inner));
         for group in groups.iter().filter_map(Weak::upgrade) {
-            group.close();
+            group.close_for_good();
         }
         Ok(())
     })
@@ -282,8 +308,16 @@ fn milliseconds(value: u64) -> Duration {
 struct CxxOperation(SharedPtr<ffi::Operation>);
 
 impl Operation for CxxOperation {
-    fn run(&self) -> Result<()> {
-        self.0.run().map_err(|exception| Error::Operation(exception.what().to_string()))
+    fn start(&self, done: Arc<Interrupt>) -> Result<()> {
+        self.0.start(Box::new(Done(done))).map_err(thrown)
+    }
+
+    fn finish(&self) -> Result<()> {
+        self.0.finish().map_err(thrown)
+    }
+
+    fn broke_connection(&self) -> bool {
+        self.0.broke_connection()
     }
 
     fn settle(&self, error: Option<&Error>) -> bool {
@@ -296,6 +330,10 @@ impl Operation for CxxOperation {
         // A Future keeps what its callbacks threw; what arrives here has nowhere to go.
         let _ = self.0.notify();
     }
+}
+
+fn thrown(exception: cxx::Exception) -> Error {
+    Error::Operation(exception.what().to_string())
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
-    /// The ranks made different calls. Nothing was exchanged but the headers, so the group is
-    /// still in step and can go on.
+    /// The ranks made different calls, or one made a wrong one. Nothing was exchanged but the
+    /// headers, so the group is still in step and can go on.
     Mismatch(String),
     /// A peer's connection ended.
     PeerLost { peer: String, doing: String, reason: String },
@@ -23,8 +23,10 @@ pub enum Error {
     Connect(String),
     /// A peer sent bytes that are not this protocol's.
     Protocol(String),
-    /// The operation itself failed.
+    /// The operation itself failed, on every rank alike.
     Operation(String),
+    /// The operation failed because its connection did, so the ranks are out of step.
+    Connection { doing: String, reason: String },
     /// A bug of ours, caught before it could end the process.
     Panic(String),
 }
@@ -49,7 +51,7 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Mismatch(views) => write!(f, "gflow: the ranks made different calls: {views}"),
+            Error::Mismatch(views) => write!(f, "gflow: the ranks do not agree: {views}"),
             Error::PeerLost { peer, doing, reason } => {
                 write!(
                     f,
@@ -68,6 +70,9 @@ impl fmt::Display for Error {
             Error::Connect(what) => write!(f, "gflow: {what}"),
             Error::Protocol(what) => write!(f, "gflow: unexpected bytes from a peer: {what}"),
             Error::Operation(what) => f.write_str(what),
+            Error::Connection { doing, reason } => {
+                write!(f, "gflow: the connection failed during {doing}: {reason}")
+            }
             Error::Panic(what) => {
                 write!(f, "gflow: internal error (a bug in gflow, please report it): {what}")
             }

@@ -3,6 +3,8 @@
 What goes wrong here goes wrong before training starts, so it must be said then.
 """
 
+import dataclasses
+import json
 import os
 import socket
 from collections.abc import Callable
@@ -116,6 +118,41 @@ def test_ranks_with_different_secrets_do_not_connect(ranks: Callable[..., Team])
         assert "could not connect with" in message, message
 
 
+def join_with_secret_on_one(rank: int, world: int, holder: int) -> str:
+    return message_of(rank, world, **({"secret": "hush"} if rank == holder else {}))
+
+
+@pytest.mark.parametrize("holder", [0, 1])
+def test_a_secret_on_some_ranks_only_is_refused_at_once(
+    ranks: Callable[..., Team], holder: int
+) -> None:
+    for message in ranks(2, group=None).run(join_with_secret_on_one, holder):
+        assert "secret is" in message, message
+        assert "GFLOW_SECRET" in message
+        assert "hush" not in message
+
+
+def remake_with_other_members(rank: int, world: int) -> list[float]:
+    sums = []
+    for members in ([0, 1], [0, 1, 2], [0, 2], [0, 1, 2]):
+        # torch numbers groups from 0 again, so all of these have the same name in the same store.
+        join(rank, world)
+        part = dist.new_group(members)
+        if rank in members:
+            tensor = torch.ones(1)
+            dist.all_reduce(tensor, group=part)
+            sums.append(tensor.item())
+        dist.destroy_process_group()
+    return sums
+
+
+def test_groups_of_other_members_may_follow_each_other_in_the_same_store(
+    ranks: Callable[..., Team],
+) -> None:
+    sums = ranks(3, group=None).run(remake_with_other_members)
+    assert sums == [[2.0, 3.0, 2.0, 3.0], [2.0, 3.0, 3.0], [3.0, 2.0, 3.0]]
+
+
 def sum_with_secret(rank: int, world: int) -> float:
     join(rank, world, secret="shared")
     tensor = torch.ones(1)
@@ -150,21 +187,28 @@ def test_a_long_wait_is_reported_while_it_lasts(
     monkeypatch.setattr(rendezvous, "REPORT_SECONDS", 0.2)
     card = rendezvous.Card.of_this_process(0, "127.0.0.1:1", settle(None, {}))
     store = dist.HashStore()
+    party = rendezvous.Party("g", 3, [])
     with pytest.raises(RuntimeError, match="for ranks 1, 2 of group 'g'"):
-        rendezvous.meet(store, card, 3, "g", None, timedelta(seconds=1))
+        rendezvous.meet(store, card, party, None, timedelta(seconds=1))
     reports = [record.getMessage() for record in caplog.records]
     assert len(reports) >= 2
     assert all("waiting" in report and "ranks 1, 2" in report for report in reports)
-    # Whoever gave up must not be counted when the next attempt is made.
-    assert store.add("gflow/arrivals", 0) == 0
+    # Whoever gave up must not be counted or met when the next attempt is made.
+    assert store.add(f"{party.prefix}/arrivals", 0) == 0
+    for rank in (1, 2):
+        late = rendezvous.Card.of_this_process(rank, "127.0.0.1:1", settle(None, {}))
+        store.set(f"{party.prefix}/0/card/{rank}", json.dumps(dataclasses.asdict(late)))
+    with pytest.raises(RuntimeError, match="rank 0 of group 'g' had waited for rank 2"):
+        rendezvous.meet(store, late, party, None, timedelta(seconds=1))
 
 
 def test_a_version_that_differs_is_refused() -> None:
     settings = settle(None, {})
     ours = rendezvous.Card.of_this_process(0, "127.0.0.1:1", settings)
-    theirs = rendezvous.Card(1, "127.0.0.1:2", "other", 7, "9.9", settings.to_agree_on())
+    # Of another version, so with other fields.
+    theirs = {"rank": 1, "host": "other", "version": "9.9", "colour": "blue"}
     with pytest.raises(RuntimeError, match=r"rank 1 \(other\) runs gflow 9\.9"):
-        rendezvous._refuse_different_settings([ours, theirs], "g")
+        rendezvous._refuse_other_versions([dataclasses.asdict(ours), theirs])
 
 
 class TestOwnAddress:

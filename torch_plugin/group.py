@@ -13,7 +13,10 @@ from torch.distributed import PrefixStore, Store
 from gflow import native
 from gflow.network import own_address
 from gflow.options import Options, Settings, settle
-from gflow.rendezvous import Card, meet
+from gflow.rendezvous import Card, Party, meet
+
+#: Everybody is there when connecting starts, so it takes seconds or never ends. (Ctrl-C waits too.)
+CONNECT_TIMEOUT = timedelta(seconds=60)
 
 
 def create(backend_options: Any, pg_options: Options | None) -> Any:
@@ -36,21 +39,23 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
     address = own_address(store, settings["ifname"])
     door = library.Door(address)
     card = Card.of_this_process(rank, door.address, settings)
-    meeting = meet(store, card, size, group, settings["secret"], timeout)
+    members = backend_options.global_ranks_in_group
+    meeting = meet(store, card, Party(group, size, members), settings["secret"], timeout)
 
-    inner_store = PrefixStore(f"gflow/{meeting.generation}", store)
-    return library.join(
+    # Our own connections first: what keeps them from being made, we say better than Gloo.
+    place = library.join(
         door=door,
         group=group,
         rank=rank,
-        labels=_labels(meeting.cards, backend_options.global_ranks_in_group),
+        labels=_labels(meeting.cards, members),
         addresses=[card.address for card in meeting.cards],
         key=meeting.key,
-        connect_timeout=timeout,
-        timeout=timeout,
-        gloo=_inner_gloo(PrefixStore("gloo", inner_store), rank, size, timeout, settings, address),
-        cuda=_inner_nccl(PrefixStore("nccl", inner_store), rank, size, timeout, backend_options),
+        timeout=min(timeout, CONNECT_TIMEOUT),
     )
+    inner_store = PrefixStore(meeting.prefix, store)
+    gloo = _inner_gloo(PrefixStore("gloo", inner_store), rank, size, timeout, settings, address)
+    nccl = _inner_nccl(PrefixStore("nccl", inner_store), rank, size, timeout, backend_options)
+    return library.make_backend(place, rank, size, timeout, gloo, nccl)
 
 
 def _labels(cards: list[Card], global_ranks: list[int]) -> list[str]:

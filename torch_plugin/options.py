@@ -149,14 +149,15 @@ KNOBS: dict[str, Knob] = {
 class Settings:
     """The options of one group, complete: every value set, checked and final."""
 
-    values: Mapping[str, Any]
+    values: Mapping[str, Any] = dataclasses.field(repr=False)  # the secret is among them
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
 
     def to_agree_on(self) -> dict[str, Any]:
-        """What has to be the same on every rank."""
-        return {name: self.values[name] for name, knob in KNOBS.items() if knob.must_agree}
+        """What has to be the same on every rank; of the secret, only whether there is one."""
+        agreed = {name: self.values[name] for name, knob in KNOBS.items() if knob.must_agree}
+        return agreed | {"secret": "set" if self.values["secret"] else "not set"}
 
 
 def settle(options: Options | None, environ: Mapping[str, str] = os.environ) -> Settings:

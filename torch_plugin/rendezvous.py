@@ -31,6 +31,22 @@ REPORT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
+class Party:
+    """Who is to meet: a name for messages, how many ranks, and which of the whole world."""
+
+    group: str
+    size: int
+    #: Empty for the whole world.
+    members: list[int]
+
+    @property
+    def prefix(self) -> str:
+        """Keeps groups apart that torch gives the same name, one after the other."""
+        members = ",".join(map(str, self.members))
+        return f"gflow/{self.size}-{hashlib.sha256(members.encode()).hexdigest()[:16]}"
+
+
+@dataclass(frozen=True)
 class Card:
     """What one rank tells the others about itself."""
 
@@ -54,42 +70,52 @@ class Meeting:
 
     cards: list[Card]
     key: bytes
-    #: Distinguishes this meeting from earlier ones in the same store.
-    generation: int
+    #: Where this meeting has its keys in the store, and no other.
+    prefix: str
 
 
-def meet(
-    store: Store, card: Card, size: int, group: str, secret: str | None, timeout: timedelta
-) -> Meeting:
+def meet(store: Store, card: Card, party: Party, secret: str | None, timeout: timedelta) -> Meeting:
     """Leave ``card``, wait for the cards of all ranks, and return them with the group's key."""
     # A program may destroy a group and make it again in the same store: every rank then comes
     # once per generation, so counting arrivals tells the generations apart.
-    arrivals = store.add("gflow/arrivals", 1)
-    generation = (arrivals - 1) // size
-    prefix = f"gflow/{generation}"
+    arrivals = f"{party.prefix}/arrivals"
+    generation = (store.add(arrivals, 1) - 1) // party.size
+    prefix = f"{party.prefix}/{generation}"
     if card.rank == 0 and secret is None:
         store.set(f"{prefix}/key", secrets.token_hex(32))
-    store.set(f"{prefix}/card/{card.rank}", json.dumps(dataclasses.asdict(card)))
+    own_key = f"{prefix}/card/{card.rank}"
+    store.set(own_key, json.dumps(dataclasses.asdict(card)))
     try:
-        _wait_for_cards(store, prefix, size, group, card.rank, timeout)
+        _wait_for_cards(store, prefix, party, card.rank, timeout)
     except BaseException:
-        store.add("gflow/arrivals", -1)
+        # Whoever comes later must not think that somebody is here who has given up.
+        store.set(own_key, json.dumps(dataclasses.asdict(card) | {"gave_up": True}))
+        store.add(arrivals, -1)
         raise
-    cards = [Card(**json.loads(store.get(f"{prefix}/card/{rank}"))) for rank in range(size)]
-    _refuse_different_settings(cards, group)
-    return Meeting(cards, _key(store, prefix, secret), generation)
+    texts = [json.loads(store.get(f"{prefix}/card/{rank}")) for rank in range(party.size)]
+    _refuse_other_versions(texts)
+    gave_up = [text["rank"] for text in texts if text.pop("gave_up", False)]
+    if gave_up:
+        store.add(arrivals, -1)
+        raise RuntimeError(
+            f"gflow: {_ranks(gave_up)} of group {party.group!r} had waited for rank {card.rank} "
+            f"and given up when it came. Start all ranks at about the same time, or give "
+            f"init_process_group a larger timeout."
+        )
+    cards = [Card(**text) for text in texts]
+    _refuse_different_settings(cards, party.group)
+    return Meeting(cards, _key(store, prefix, secret), prefix)
 
 
 def _key(store: Store, prefix: str, secret: str | None) -> bytes:
     if secret is not None:
-        return hashlib.sha256(secret.encode()).digest()
+        # Not the same for every group: a rank of one has no business in another.
+        return hashlib.sha256(f"{prefix}\n{secret}".encode()).digest()
     return bytes.fromhex(store.get(f"{prefix}/key").decode())
 
 
-def _wait_for_cards(
-    store: Store, prefix: str, size: int, group: str, own: int, timeout: timedelta
-) -> None:
-    keys = {rank: f"{prefix}/card/{rank}" for rank in range(size)}
+def _wait_for_cards(store: Store, prefix: str, party: Party, own: int, timeout: timedelta) -> None:
+    keys = {rank: f"{prefix}/card/{rank}" for rank in range(party.size)}
     start = time.monotonic()
     reports = 1
     pause = 0.001
@@ -103,23 +129,30 @@ def _wait_for_cards(
             if late and missing:
                 raise RuntimeError(
                     f"gflow: rank {own} waited {waited:.0f} s for {_ranks(missing)} of group "
-                    f"{group!r} ({size} ranks expected), which did not come. Was it started, with "
-                    f"the same world size and the same master address, and is it still running?"
+                    f"{party.group!r} ({party.size} ranks expected), which did not come. Was it "
+                    f"started, with the same world size and the same master address, and is it "
+                    f"still running?"
                 )
             report = "gflow: rank %d has been waiting %.0f s for %s of group %r"
-            logger.warning(report, own, waited, _ranks(missing), group)
+            logger.warning(report, own, waited, _ranks(missing), party.group)
         time.sleep(pause)
         pause = min(2 * pause, 0.1)
+
+
+def _refuse_other_versions(texts: list[dict[str, Any]]) -> None:
+    # Before anything else is read: the cards of another version may have other fields.
+    first = texts[0]
+    for text in texts[1:]:
+        if text["version"] != first["version"]:
+            raise RuntimeError(
+                f"gflow: rank {text['rank']} ({text['host']}) runs gflow {text['version']}, rank 0 "
+                f"({first['host']}) runs {first['version']}. Install the same version everywhere."
+            )
 
 
 def _refuse_different_settings(cards: list[Card], group: str) -> None:
     first = cards[0]
     for card in cards[1:]:
-        if card.version != first.version:
-            raise RuntimeError(
-                f"gflow: rank {card.rank} ({card.host}) runs gflow {card.version}, rank 0 "
-                f"({first.host}) runs {first.version}. Install the same version everywhere."
-            )
         for name, value in first.settings.items():
             if card.settings[name] != value:
                 raise RuntimeError(

@@ -1,4 +1,4 @@
-// What Rust sees of a collective that C++ holds. This header must never include torch: cargo
+// What Rust sees of an operation that C++ holds. This header must never include torch: cargo
 // compiles it on its own.
 #pragma once
 
@@ -6,17 +6,25 @@
 
 namespace gflow {
 
+struct Done;
+
 // The methods are const because Rust shares the object between threads; each says who calls it.
 class Operation {
  public:
   virtual ~Operation() = default;
 
-  // Moves the data. Called once, by the group's worker. Throws on failure.
-  virtual void run() const = 0;
+  // Begins a collective and raises `done` when it is over. Only the worker calls it.
+  virtual void start(rust::Box<Done> done) const = 0;
 
-  // Releases whoever waits; `error` is empty on success. With `as_thrown` the error is what run()
-  // threw, and the waiting get that exception itself. Any thread, only the first call counts.
-  // Returns whether notify() is owed.
+  // Waits for what was begun; throws on failure. Called once, by whoever runs the operation.
+  virtual void finish() const = 0;
+
+  // Whether it failed because a connection did.
+  virtual bool broke_connection() const = 0;
+
+  // Releases whoever waits; `error` is empty on success. With `as_thrown` the error is what the
+  // operation threw, and the waiting get that exception itself. Any thread, only the first call
+  // counts. Returns whether notify() is owed.
   virtual bool settle(rust::Str error, bool as_thrown) const = 0;
 
   // Completes the Future, which runs the user's callbacks. Never with a lock or the GIL held.

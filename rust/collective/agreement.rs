@@ -22,7 +22,7 @@ pub type Labels = [String];
 
 /// Returns once every rank has made the same call as this one.
 pub fn agree(peers: &mut dyn Peers, labels: &Labels, seq: u64, call: &Call) -> Result<Agreed> {
-    if peers.size() == 1 {
+    if peers.size() == 1 && call.complaint.is_empty() {
         return Ok(Agreed { gradient: call.gradient });
     }
     let deadline = Instant::now() + call.timeout;
@@ -34,16 +34,19 @@ pub fn agree(peers: &mut dyn Peers, labels: &Labels, seq: u64, call: &Call) -> R
     let headers = decode_all(&sent, peers.rank(), labels)?;
 
     compare(seq, call, &headers, labels, peers.rank())?;
-    if matches!(call.view.kind, Kind::AllToAll | Kind::AllToAllSingle) {
-        agree_on_counts(peers, labels, seq, call, &headers, deadline)?;
+    let counted = matches!(call.view.kind, Kind::AllToAll | Kind::AllToAllSingle);
+    let complained = |header: &Header| header.complains;
+    if counted || !call.complaint.is_empty() || headers.iter().flatten().any(complained) {
+        hear_complaints(peers, labels, seq, call, &headers, deadline)?;
     }
     let gradient = call.gradient || headers.iter().flatten().any(|header| header.gradient);
     Ok(Agreed { gradient })
 }
 
-/// The counts of an all-to-all differ by rank, and only the two ranks of a pair can see that they
-/// do not fit. A second swap tells the others, so that all raise.
-fn agree_on_counts(
+/// What only one rank can see: that its own arguments are wrong, or (the counts of an all-to-all
+/// differ by rank) that a peer sends it what it does not expect. A second swap tells the others,
+/// so that all raise instead of waiting for a rank that has left the collective.
+fn hear_complaints(
     peers: &mut dyn Peers,
     labels: &Labels,
     seq: u64,
@@ -52,17 +55,21 @@ fn agree_on_counts(
     deadline: Instant,
 ) -> Result<()> {
     let own = peers.rank();
-    let complaint = headers.iter().enumerate().find_map(|(peer, header)| {
-        let header = header.as_ref()?;
-        let expected = call.counts_with(peer).1;
-        (header.sends_you != expected).then(|| {
-            format!(
-                "{} sends {} elements to {}, which expects {expected}",
-                labels[peer], header.sends_you, labels[own]
-            )
+    let own_arguments = (!call.complaint.is_empty())
+        .then(|| format!("{} has wrong arguments: {}", labels[own], call.complaint));
+    let counts = || {
+        headers.iter().enumerate().find_map(|(peer, header)| {
+            let header = header.as_ref()?;
+            let expected = call.counts_with(peer).1;
+            (header.sends_you != expected).then(|| {
+                format!(
+                    "{} sends {} elements to {}, which expects {expected}",
+                    labels[peer], header.sends_you, labels[own]
+                )
+            })
         })
-    });
-    let verdict = complaint.unwrap_or_default().into_bytes();
+    };
+    let verdict = own_arguments.or_else(counts).unwrap_or_default().into_bytes();
     let mut verdicts = peers
         .swap(&|_| verdict.clone(), deadline)
         .map_err(|failure| explain(failure, labels, seq, call))?;
@@ -76,7 +83,7 @@ fn agree_on_counts(
         return Ok(());
     }
     Err(Error::Mismatch(format!(
-        "{} #{seq}: {}. The split sizes must fit together; no data was exchanged",
+        "{} #{seq}: {}. No data was exchanged",
         call.view,
         complaints.join("; ")
     )))
@@ -126,7 +133,8 @@ fn compare(
     )))
 }
 
-fn explain(failure: Failure, labels: &Labels, seq: u64, call: &Call) -> Error {
+/// The failure of a transport, in words: who, and during what.
+pub fn explain(failure: Failure, labels: &Labels, seq: u64, call: &Call) -> Error {
     let doing = format!("{} #{seq}", call.view);
     match failure {
         Failure::Late(ranks) => Error::TimedOut {
@@ -150,21 +158,27 @@ struct Header {
     seq: u64,
     view: View,
     gradient: bool,
+    /// The sender holds its own arguments to be wrong, and will say why.
+    complains: bool,
     /// Elements that the sender of this header has for its receiver, in an all-to-all.
     sends_you: u64,
 }
 
+const GRADIENT: u8 = 1;
+const COMPLAINS: u8 = 2;
 const HEADER_BYTES: usize = 8 + 4 + 4 + 4 + 8 + 8 + 8;
 
 impl Header {
     fn of(seq: u64, call: &Call, peer: usize) -> Header {
         let sends_you = call.counts_with(peer).0;
-        Header { seq, view: call.view.clone(), gradient: call.gradient, sends_you }
+        let complains = !call.complaint.is_empty();
+        Header { seq, view: call.view.clone(), gradient: call.gradient, complains, sends_you }
     }
 
     fn encode(&self) -> [u8; HEADER_BYTES] {
         let view = &self.view;
-        let codes = [view.kind as u8, view.dtype, view.reduce_op, u8::from(self.gradient)];
+        let flags = u8::from(self.gradient) * GRADIENT + u8::from(self.complains) * COMPLAINS;
+        let codes = [view.kind as u8, view.dtype, view.reduce_op, flags];
         let mut bytes = [0; HEADER_BYTES];
         let mut rest = &mut bytes[..];
         let mut put = |part: &[u8]| {
@@ -193,11 +207,11 @@ impl Header {
             *now
         }
         let seq = u64::from_le_bytes(take(&mut rest));
-        let [kind, dtype, reduce_op, gradient] = take(&mut rest);
+        let [kind, dtype, reduce_op, flags] = take(&mut rest);
         let kind =
             Kind::from_code(kind).ok_or_else(|| format!("an unknown collective, code {kind}"))?;
-        if gradient > 1 {
-            return Err(format!("a gradient flag of {gradient}, expected 0 or 1"));
+        if flags & !(GRADIENT | COMPLAINS) != 0 {
+            return Err(format!("unknown flags {flags:#010b}"));
         }
         let view = View {
             kind,
@@ -211,7 +225,8 @@ impl Header {
         Ok(Header {
             seq,
             view,
-            gradient: gradient == 1,
+            gradient: flags & GRADIENT != 0,
+            complains: flags & COMPLAINS != 0,
             sends_you: u64::from_le_bytes(take(&mut rest)),
         })
     }
@@ -221,6 +236,7 @@ impl Header {
 mod tests {
     use super::*;
     use crate::collective::call::tests::all_reduce;
+    use crate::transport::frame::Goodbye;
     use crate::transport::memory;
     use proptest::prelude::*;
     use std::time::Duration;
@@ -247,13 +263,13 @@ mod tests {
 
     fn header() -> impl Strategy<Value = Header> {
         let kind = (0..Kind::ALL.len()).prop_map(|index| Kind::ALL[index]);
-        let codes = (kind, any::<u8>(), any::<u8>(), any::<bool>());
+        let codes = (kind, any::<u8>(), any::<u8>(), any::<bool>(), any::<bool>());
         let sizes = (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<u64>());
         (any::<u64>(), codes, sizes).prop_map(|(seq, codes, sizes)| {
-            let (kind, dtype, reduce_op, gradient) = codes;
+            let (kind, dtype, reduce_op, gradient, complains) = codes;
             let (root, tensors, numel, layout, sends_you) = sizes;
             let view = View { kind, dtype, reduce_op, root, tensors, numel, layout };
-            Header { seq, view, gradient, sends_you }
+            Header { seq, view, gradient, complains, sends_you }
         })
     }
 
@@ -317,6 +333,19 @@ mod tests {
     }
 
     #[test]
+    fn wrong_arguments_of_one_rank_raise_on_every_rank() {
+        let mut calls = vec![all_reduce(4); 3];
+        calls[1].complaint = "two tensors, expected one".into();
+        for outcome in agree_all(calls) {
+            let text = outcome.unwrap_err().to_string();
+            assert!(
+                text.contains("rank 1 has wrong arguments: two tensors, expected one"),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
     fn a_rank_that_never_calls_is_named_at_the_deadline() {
         let mut ranks = memory::mesh(2);
         let (mut peers, _interrupt) = ranks.remove(0);
@@ -333,7 +362,7 @@ mod tests {
         let mut ranks = memory::mesh(2);
         let (mut leaving, _) = ranks.pop().unwrap();
         let (mut peers, _) = ranks.pop().unwrap();
-        leaving.say_goodbye("it was shut down");
+        leaving.say_goodbye(Goodbye { gave_up: false, reason: "it was shut down".into() });
         let error = agree(&mut peers, &labels(2), 0, &all_reduce(4)).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("lost rank 1") && text.contains("it was shut down"), "{text}");

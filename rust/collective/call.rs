@@ -124,6 +124,8 @@ pub struct Call {
     /// For the all-to-alls: elements for each rank, and elements expected from each. Else empty.
     pub sends: Vec<u64>,
     pub receives: Vec<u64>,
+    /// What is wrong with this rank's own arguments; empty if nothing is.
+    pub complaint: String,
     pub timeout: Duration,
 }
 
@@ -212,6 +214,7 @@ pub(crate) mod tests {
             bytes: numel * 4,
             sends: Vec::new(),
             receives: Vec::new(),
+            complaint: String::new(),
             timeout: Duration::from_secs(10),
         }
     }

@@ -5,12 +5,22 @@
 //! thread is idle, another is started. An idle thread ends after a while, so a group at rest has
 //! none.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 const IDLE_LIMIT: Duration = Duration::from_secs(2);
+
+thread_local! {
+    static IS_HAND: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is a hand, so that waiting for all hands would never end.
+pub fn on_a_hand() -> bool {
+    IS_HAND.get()
+}
 
 type Task = Box<dyn FnOnce() + Send>;
 
@@ -47,6 +57,7 @@ impl Hands {
     }
 
     fn serve(&self) {
+        IS_HAND.set(true);
         loop {
             self.serve_waiting();
             let mut state = self.lock();

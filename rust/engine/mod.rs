@@ -13,10 +13,11 @@ use crate::error::{Error, Result};
 use crate::metrics::{Counters, Counts};
 use crate::transport::Peers;
 use crate::transport::interrupt::Interrupt;
-use hands::Hands;
+use hands::{Hands, on_a_hand};
 use operation::Operation;
-use queue::Queue;
+use queue::{Job, Queue};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,12 +26,15 @@ use std::time::Duration;
 const DRAIN_LIMIT: Duration = Duration::from_secs(3);
 /// How long `close` then waits for the worker to see that it was interrupted.
 const STOP_LIMIT: Duration = Duration::from_secs(1);
+/// How long the end of the interpreter waits for callbacks of the user that run.
+const CALLBACK_LIMIT: Duration = Duration::from_secs(30);
 
 pub struct Engine {
     shared: Arc<Shared>,
     interrupt: Arc<Interrupt>,
     /// Threads do not survive a fork, so a child must not wait for them.
     process: u32,
+    closed: AtomicBool,
 }
 
 /// What the worker and the callers share.
@@ -40,7 +44,8 @@ struct Shared {
     counters: Counters,
     hands: Arc<Hands>,
     activity: Mutex<Activity>,
-    rested: Condvar,
+    /// Told of every change of `activity` that somebody may wait for.
+    changed: Condvar,
 }
 
 /// What is going on besides the queue.
@@ -49,13 +54,14 @@ struct Activity {
     worker_ended: bool,
     /// The collective that the worker is at, and every operation that runs aside.
     running: Vec<Arc<dyn Operation>>,
+    /// Futures that are being completed, callbacks included.
+    notifying: usize,
+    /// The number of the last collective that is over.
+    finished: u64,
 }
 
-impl Activity {
-    fn is_at_rest(&self) -> bool {
-        self.worker_ended && self.running.is_empty()
-    }
-}
+/// Set when the interpreter is about to end: a callback must not be started any more.
+static NO_MORE_CALLBACKS: AtomicBool = AtomicBool::new(false);
 
 impl Engine {
     /// Starts the worker. `labels` name the ranks of the group in messages.
@@ -71,7 +77,7 @@ impl Engine {
             counters: Counters::default(),
             hands: Arc::default(),
             activity: Mutex::default(),
-            rested: Condvar::new(),
+            changed: Condvar::new(),
         });
         let seen_by_worker = shared.clone();
         std::thread::Builder::new()
@@ -79,10 +85,11 @@ impl Engine {
             .spawn(move || {
                 worker::serve(&seen_by_worker, peers.as_mut());
                 seen_by_worker.activity().worker_ended = true;
-                seen_by_worker.rested.notify_all();
+                seen_by_worker.changed.notify_all();
             })
             .map_err(|error| Error::Connect(format!("could not start a thread: {error}")))?;
-        Ok(Engine { shared, interrupt, process: std::process::id() })
+        let process = std::process::id();
+        Ok(Engine { shared, interrupt, process, closed: AtomicBool::new(false) })
     }
 
     /// Queues a collective and returns its number in the group.
@@ -93,17 +100,49 @@ impl Engine {
 
     /// Runs an operation that is no collective, aside from the queue: a send or a receive.
     pub fn submit_aside(&self, operation: Arc<dyn Operation>) -> Result<()> {
-        self.refuse_forks()?;
-        self.shared.queue.check_open()?;
         self.shared.begin(&operation);
+        // After `begin`, so that whoever closes the group meanwhile settles it or is seen here.
+        if let Err(error) = self.check_usable() {
+            self.shared.end(&operation);
+            return Err(error);
+        }
         let shared = self.shared.clone();
         self.shared.hands.hand_over(move || {
-            let outcome = catch_unwind(AssertUnwindSafe(|| operation.run()))
+            let outcome = catch_unwind(AssertUnwindSafe(|| operation.finish()))
                 .unwrap_or_else(|payload| Err(Error::from_panic(payload)));
             shared.settle(&operation, outcome.err().as_ref());
             shared.end(&operation);
         });
         Ok(())
+    }
+
+    /// Fails with the reason if this group cannot be used, or not from this process.
+    pub fn check_usable(&self) -> Result<()> {
+        self.refuse_forks()?;
+        self.shared.queue.check_open()
+    }
+
+    /// Waits until every collective submitted so far is over.
+    pub fn fence(&self, limit: Duration) -> Result<()> {
+        self.check_usable()?;
+        let newest = self.seq();
+        let pending = |activity: &mut Activity| activity.finished < newest;
+        let (activity, _) = self
+            .shared
+            .changed
+            .wait_timeout_while(self.shared.activity(), limit, pending)
+            .unwrap_or_else(PoisonError::into_inner);
+        let finished = activity.finished;
+        drop(activity);
+        self.check_usable()?;
+        if finished >= newest {
+            return Ok(());
+        }
+        Err(Error::TimedOut {
+            missing: vec![format!("the collectives #{} to #{newest} before it", finished + 1)],
+            doing: "monitored_barrier".to_string(),
+            waited: limit,
+        })
     }
 
     /// The number of the newest collective, 0 before the first.
@@ -117,38 +156,46 @@ impl Engine {
 
     /// Fails everything that is pending and everything that comes, at once.
     pub fn abort(&self, why: &str) {
-        let error = Error::Closed(why.to_string());
-        self.shared.fail(&error);
         // Before the worker is woken, so that the waiting get this reason and no other.
-        let running = self.shared.activity().running.clone();
-        for operation in running {
-            self.shared.settle(&operation, Some(&error));
-        }
+        self.shared.fail(&Error::Closed(why.to_string()));
         self.interrupt.raise();
     }
 
-    /// Ends the group: what was submitted may still finish, within a bound; then it is aborted.
+    /// Ends the group: collectives that were submitted may still finish, within a bound; then
+    /// everything is aborted. Called again it does nothing.
     pub fn close(&self) {
-        if self.refuse_forks().is_err() {
+        if self.refuse_forks().is_err() || self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
         let why = "the process group was destroyed";
         self.shared.queue.close(Error::Closed(why.to_string()));
-        if !self.is_at_rest_within(DRAIN_LIMIT) {
-            self.abort(&format!("{why} while this operation was pending"));
+        let drained = self.is_at_rest_within(DRAIN_LIMIT);
+        // Also when drained: a message that has no peer is still pending.
+        self.abort(&format!("{why} while this operation was pending"));
+        if !drained {
             // A thread stuck in an operation is left behind: it owns all that it uses.
             self.is_at_rest_within(STOP_LIMIT);
         }
     }
 
+    /// For the end of the interpreter: closes the group, starts no more callbacks, and waits for
+    /// those that run, because one that goes on after the end would take the process down.
+    pub fn close_for_good(&self) {
+        self.close();
+        NO_MORE_CALLBACKS.store(true, Ordering::Release);
+        self.is_at_rest_within(CALLBACK_LIMIT);
+    }
+
     fn is_at_rest_within(&self, limit: Duration) -> bool {
-        let busy = |activity: &mut Activity| !activity.is_at_rest();
-        let (activity, _) = self
+        // A callback that closes its own group must not wait for itself.
+        let own = usize::from(on_a_hand());
+        let busy = |activity: &mut Activity| !activity.worker_ended || activity.notifying > own;
+        let (mut activity, _) = self
             .shared
-            .rested
+            .changed
             .wait_timeout_while(self.shared.activity(), limit, busy)
             .unwrap_or_else(PoisonError::into_inner);
-        activity.is_at_rest()
+        !busy(&mut activity)
     }
 
     fn refuse_forks(&self) -> Result<()> {
@@ -172,19 +219,31 @@ impl Drop for Engine {
 
 impl Shared {
     /// Tells whoever waits for `operation` that it is over.
-    fn settle(&self, operation: &Arc<dyn Operation>, error: Option<&Error>) {
-        if operation.settle(error) {
-            let operation = operation.clone();
-            self.hands.hand_over(move || operation.notify());
+    fn settle(self: &Arc<Self>, operation: &Arc<dyn Operation>, error: Option<&Error>) {
+        if !operation.settle(error) || NO_MORE_CALLBACKS.load(Ordering::Acquire) {
+            return;
         }
+        self.activity().notifying += 1;
+        let (shared, operation) = (self.clone(), operation.clone());
+        self.hands.hand_over(move || {
+            let _ = catch_unwind(AssertUnwindSafe(|| operation.notify()));
+            shared.activity().notifying -= 1;
+            shared.changed.notify_all();
+        });
     }
 
-    /// Takes no more operations and settles the collectives in the queue with `error`.
-    fn fail(&self, error: &Error) {
+    /// Takes no more operations and settles all that are pending with `error`.
+    fn fail(self: &Arc<Self>, error: &Error) {
         self.queue.close(error.clone());
         for job in self.queue.drain() {
             self.settle(&job.operation, Some(error));
+            self.activity().finished = job.seq;
         }
+        let running = self.activity().running.clone();
+        for operation in running {
+            self.settle(&operation, Some(error));
+        }
+        self.changed.notify_all();
     }
 
     fn begin(&self, operation: &Arc<dyn Operation>) {
@@ -193,7 +252,14 @@ impl Shared {
 
     fn end(&self, operation: &Arc<dyn Operation>) {
         self.activity().running.retain(|other| !Arc::ptr_eq(other, operation));
-        self.rested.notify_all();
+    }
+
+    fn end_collective(&self, job: &Job) {
+        self.end(&job.operation);
+        let mut activity = self.activity();
+        activity.finished = activity.finished.max(job.seq);
+        drop(activity);
+        self.changed.notify_all();
     }
 
     fn activity(&self) -> MutexGuard<'_, Activity> {
@@ -222,11 +288,21 @@ mod tests {
         /// What `notify` does, if there is a "Future".
         callback: Option<Box<dyn Fn() + Send + Sync>>,
         settled: Mutex<Option<Sender<std::result::Result<(), String>>>>,
+        breaks_connection: bool,
     }
 
     impl Operation for Probe {
-        fn run(&self) -> Result<()> {
+        fn start(&self, done: Arc<Interrupt>) -> Result<()> {
+            done.raise();
+            Ok(())
+        }
+
+        fn finish(&self) -> Result<()> {
             (self.body)()
+        }
+
+        fn broke_connection(&self) -> bool {
+            self.breaks_connection
         }
 
         fn settle(&self, error: Option<&Error>) -> bool {
@@ -245,17 +321,22 @@ mod tests {
 
     type Outcome = Receiver<std::result::Result<(), String>>;
 
-    fn probe(body: impl Fn() -> Result<()> + Send + Sync + 'static) -> (Arc<Probe>, Outcome) {
+    fn new_probe(
+        body: Body,
+        callback: Option<Box<dyn Fn() + Send + Sync>>,
+        breaks_connection: bool,
+    ) -> (Arc<Probe>, Outcome) {
         let (sender, outcome) = channel();
         let settled = Mutex::new(Some(sender));
-        (Arc::new(Probe { body: Box::new(body), callback: None, settled }), outcome)
+        (Arc::new(Probe { body, callback, settled, breaks_connection }), outcome)
+    }
+
+    fn probe(body: impl Fn() -> Result<()> + Send + Sync + 'static) -> (Arc<Probe>, Outcome) {
+        new_probe(Box::new(body), None, false)
     }
 
     fn with_callback(callback: impl Fn() + Send + Sync + 'static) -> (Arc<Probe>, Outcome) {
-        let (sender, outcome) = channel();
-        let settled = Mutex::new(Some(sender));
-        let callback: Option<Box<dyn Fn() + Send + Sync>> = Some(Box::new(callback));
-        (Arc::new(Probe { body: Box::new(|| Ok(())), callback, settled }), outcome)
+        new_probe(Box::new(|| Ok(())), Some(Box::new(callback)), false)
     }
 
     fn engines(size: usize) -> Vec<Engine> {
@@ -453,20 +534,96 @@ mod tests {
     }
 
     #[test]
-    fn an_operation_that_fails_because_a_peer_is_gone_names_the_peer() {
+    fn an_operation_that_fails_with_its_connection_ends_the_group() {
         let mut engines = engines(2);
         let leaving = Arc::new(Mutex::new(engines.pop()));
         let survivor = engines.pop().unwrap();
         let (operation, _) = probe(|| Ok(()));
         lock(&leaving).as_ref().unwrap().submit(all_reduce(4), operation).unwrap();
-        let (operation, settled) = probe(move || {
-            drop(lock(&leaving).take());
+        let breaking = move || {
+            lock(&leaving).take().unwrap().abort("out of memory");
             Err(Error::Operation("connection reset by 192.0.2.7".into()))
-        });
+        };
+        let (operation, settled) = new_probe(Box::new(breaking), None, true);
         survivor.submit(all_reduce(4), operation).unwrap();
         let text = outcome(&settled).unwrap_err();
-        let parts = ["lost rank 1", "all_reduce of 4 elements", "#1", "reset by 192.0.2.7"];
+        let parts = ["all_reduce of 4 elements", "#1"];
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+        let (late, _) = probe(|| Ok(()));
+        assert!(survivor.submit(all_reduce(4), late).is_err());
+    }
+
+    #[test]
+    fn a_peer_that_gives_up_in_the_middle_releases_the_others_at_once() {
+        let mut engines = engines(2);
+        let giving_up = engines.pop().unwrap();
+        let waiting = engines.pop().unwrap();
+        /// An operation that the inner backend never finishes.
+        struct Endless(Probe);
+        impl Operation for Endless {
+            fn start(&self, _done: Arc<Interrupt>) -> Result<()> {
+                Ok(())
+            }
+            fn finish(&self) -> Result<()> {
+                self.0.finish()
+            }
+            fn broke_connection(&self) -> bool {
+                false
+            }
+            fn settle(&self, error: Option<&Error>) -> bool {
+                self.0.settle(error)
+            }
+            fn notify(&self) {
+                self.0.notify()
+            }
+        }
+        let (sender, settled) = channel();
+        let probe_of = Probe {
+            body: Box::new(|| Ok(())),
+            callback: None,
+            settled: Mutex::new(Some(sender)),
+            breaks_connection: false,
+        };
+        waiting.submit(all_reduce(4), Arc::new(Endless(probe_of))).unwrap();
+        let failing = || Err(Error::Operation("no memory".into()));
+        let (operation, _) = new_probe(Box::new(failing), None, true);
+        giving_up.submit(all_reduce(4), operation).unwrap();
+        let text = outcome(&settled).unwrap_err();
+        assert!(text.contains("lost rank 1") && text.contains("no memory"), "{text}");
+    }
+
+    #[test]
+    fn a_fence_waits_for_what_was_submitted_and_for_no_longer_than_its_limit() {
+        let engines = engines(2);
+        let mut outcomes = Vec::new();
+        for engine in &engines {
+            let (operation, settled) = probe(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                Ok(())
+            });
+            engine.submit(all_reduce(4), operation).unwrap();
+            outcomes.push(settled);
+        }
+        engines[0].fence(Duration::from_secs(10)).unwrap();
+        assert_eq!(outcomes[0].try_recv(), Ok(Ok(())));
+        let (operation, _) = probe(|| Ok(()));
+        engines[0].submit(all_reduce(4), operation).unwrap();
+        let error = engines[0].fence(Duration::from_millis(20)).unwrap_err();
+        assert!(error.to_string().contains("#2 to #2"), "{error}");
+    }
+
+    #[test]
+    fn closing_waits_for_callbacks_that_run() {
+        let engine = engines(1).remove(0);
+        let (finished, is_finished) = channel();
+        let (operation, settled) = with_callback(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            let _ = finished.send(());
+        });
+        engine.submit(all_reduce(4), operation).unwrap();
+        outcome(&settled).unwrap();
+        engine.close();
+        assert_eq!(is_finished.try_recv(), Ok(()));
     }
 
     #[test]

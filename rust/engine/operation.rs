@@ -1,11 +1,20 @@
-//! What the engine needs of a collective: a way to do it and a way to say that it is over.
+//! What the engine needs of an operation: a way to do it and a way to say that it is over.
 
 use crate::error::{Error, Result};
+use crate::transport::interrupt::Interrupt;
+use std::sync::Arc;
 
-/// Shared between the queue, the thread that runs it and whoever aborts the group.
+/// Shared between the queue, the thread that does it and whoever aborts the group.
 pub trait Operation: Send + Sync {
-    /// Moves the data. Called once, by the group's worker, after the ranks have agreed.
-    fn run(&self) -> Result<()>;
+    /// Begins a collective after the ranks have agreed, and raises `done` when it is over. Only
+    /// the worker calls it; an operation that runs aside has nothing to begin.
+    fn start(&self, done: Arc<Interrupt>) -> Result<()>;
+
+    /// Waits for what was begun and returns how it ended.
+    fn finish(&self) -> Result<()>;
+
+    /// Whether it failed because a connection did.
+    fn broke_connection(&self) -> bool;
 
     /// Releases whoever waits, with the error if there is one. Only the first call counts.
     /// Returns whether [`Operation::notify`] is still owed.

@@ -5,18 +5,23 @@
 
 use super::Shared;
 use super::queue::Job;
-use crate::collective::agreement::{Agreed, agree};
+use crate::collective::agreement::{Agreed, agree, explain};
 use crate::error::{Error, Result};
-use crate::transport::Peers;
+use crate::transport::frame::Goodbye;
+use crate::transport::interrupt::Interrupt;
+use crate::transport::{Failure, Peers};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 
+/// An operation has a timeout of its own; this one only keeps sums of times from overflowing.
+const NO_LIMIT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// How long after a failure a peer's end may still become known. All connections of a process end
 /// together, so this only has to cover the time between two packets.
 const LOSS_LIMIT: Duration = Duration::from_millis(100);
 
 /// Serves the queue until it is closed and empty.
-pub fn serve(shared: &Shared, peers: &mut dyn Peers) {
+pub fn serve(shared: &Arc<Shared>, peers: &mut dyn Peers) {
     while let Some(job) = shared.queue.pop() {
         shared.begin(&job.operation);
         let outcome = catch_unwind(AssertUnwindSafe(|| perform(shared, peers, &job)))
@@ -29,32 +34,42 @@ pub fn serve(shared: &Shared, peers: &mut dyn Peers) {
             Error::Closed(_) => shared.queue.check_open().err().unwrap_or(error),
             other => other,
         });
-        shared.settle(&job.operation, error.as_ref());
-        shared.end(&job.operation);
-        if let Some(error) = error.filter(|error| !error.leaves_group_usable()) {
+        if let Some(error) = error.as_ref().filter(|error| !error.leaves_group_usable()) {
             // The ranks may be out of step: everything after this would be a guess.
-            peers.say_goodbye(&format!("it gave up: {error}"));
-            shared.fail(&error);
+            peers.say_goodbye(Goodbye { gave_up: true, reason: format!("it gave up: {error}") });
+            shared.fail(error);
         }
+        shared.settle(&job.operation, error.as_ref());
+        shared.end_collective(&job);
     }
-    peers.say_goodbye("it left the group (destroyed, or its program ended)");
+    let reason = "it left the group (destroyed, or its program ended)".to_string();
+    peers.say_goodbye(Goodbye { gave_up: false, reason });
 }
 
 fn perform(shared: &Shared, peers: &mut dyn Peers, job: &Job) -> Result<Agreed> {
+    let explain = |failure: Failure| explain(failure, &shared.labels, job.seq, &job.call);
     let agreed = agree(peers, &shared.labels, job.seq, &job.call)?;
-    job.operation.run().map_err(|error| name_lost_peer(shared, peers, job, error))?;
-    Ok(agreed)
-}
 
-/// If the operation failed because a peer is gone, says who it was: the inner backend only knows
-/// an address.
-fn name_lost_peer(shared: &Shared, peers: &mut dyn Peers, job: &Job, error: Error) -> Error {
-    match peers.find_lost(LOSS_LIMIT) {
-        Some((rank, why)) => Error::PeerLost {
-            peer: shared.labels[rank].clone(),
-            doing: format!("{} #{}", job.call.view, job.seq),
-            reason: format!("{why} ({error})"),
-        },
-        None => error,
+    let done = Interrupt::new()
+        .map(Arc::new)
+        .map_err(|error| Error::Operation(format!("gflow: no event descriptor: {error}")))?;
+    let outcome = match job.operation.start(done.clone()) {
+        Ok(()) => {
+            // If a peer is lost meanwhile, the operation is left to end by itself, with the
+            // tensors that it keeps alive: the inner backend cannot be stopped.
+            peers.watch_until(&done, NO_LIMIT).map_err(explain)?;
+            job.operation.finish()
+        }
+        Err(error) => Err(error),
+    };
+    match outcome {
+        Err(error) if job.operation.broke_connection() => {
+            // The inner backend only knows an address; who it was shows here.
+            let never = Interrupt::new().map_err(|_| error.clone())?;
+            peers.watch_until(&never, LOSS_LIMIT).map_err(explain)?;
+            let doing = format!("{} #{}", job.call.view, job.seq);
+            Err(Error::Connection { doing, reason: error.to_string() })
+        }
+        other => other.map(|()| agreed),
     }
 }

@@ -8,13 +8,22 @@ pub const MAX_PAYLOAD: usize = 64 * 1024;
 
 const LENGTH_BYTES: usize = 4;
 const MESSAGE: u8 = 1;
-const GOODBYE: u8 = 2;
+const LEFT: u8 = 2;
+const GAVE_UP: u8 = 3;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
     Message(Vec<u8>),
-    /// The peer leaves, and says why.
-    Goodbye(String),
+    Goodbye(Goodbye),
+}
+
+/// The last frame of a peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Goodbye {
+    /// Whether it broke off in the middle, so that what it had begun will not be finished. A peer
+    /// that left in order has done its part of everything it sent a message for.
+    pub gave_up: bool,
+    pub reason: String,
 }
 
 impl Frame {
@@ -22,7 +31,8 @@ impl Frame {
     pub fn encode(&self) -> Vec<u8> {
         let (purpose, payload) = match self {
             Frame::Message(payload) => (MESSAGE, payload.as_slice()),
-            Frame::Goodbye(reason) => (GOODBYE, reason.as_bytes()),
+            Frame::Goodbye(Goodbye { gave_up: false, reason }) => (LEFT, reason.as_bytes()),
+            Frame::Goodbye(Goodbye { gave_up: true, reason }) => (GAVE_UP, reason.as_bytes()),
         };
         let payload = &payload[..payload.len().min(MAX_PAYLOAD)];
         let mut bytes = Vec::with_capacity(LENGTH_BYTES + 1 + payload.len());
@@ -58,19 +68,25 @@ impl FrameBuffer {
         };
         let frame = match body[0] {
             MESSAGE => Frame::Message(body[1..].to_vec()),
-            GOODBYE => Frame::Goodbye(String::from_utf8_lossy(&body[1..]).into_owned()),
+            purpose @ (LEFT | GAVE_UP) => Frame::Goodbye(Goodbye {
+                gave_up: purpose == GAVE_UP,
+                reason: String::from_utf8_lossy(&body[1..]).into_owned(),
+            }),
             other => return Err(format!("a frame of unknown purpose {other}")),
         };
         self.bytes.drain(..LENGTH_BYTES + length);
         Ok(Some(frame))
     }
 
-    /// The reason of a goodbye that has already arrived behind everything read so far.
-    pub fn waiting_goodbye(&self) -> Option<String> {
+    /// A goodbye that has already arrived, behind whatever has not been read yet.
+    pub fn waiting_goodbye(&self) -> Option<Goodbye> {
+        if self.bytes.is_empty() {
+            return None;
+        }
         let mut copy = FrameBuffer { bytes: self.bytes.clone() };
         while let Ok(Some(frame)) = copy.next_frame() {
-            if let Frame::Goodbye(reason) = frame {
-                return Some(reason);
+            if let Frame::Goodbye(goodbye) = frame {
+                return Some(goodbye);
             }
         }
         None
@@ -84,7 +100,8 @@ mod tests {
 
     fn frames() -> impl Strategy<Value = Vec<Frame>> {
         let message = proptest::collection::vec(any::<u8>(), 0..200).prop_map(Frame::Message);
-        let goodbye = "[a-z ]{0,40}".prop_map(Frame::Goodbye);
+        let goodbye = (any::<bool>(), "[a-z ]{0,40}")
+            .prop_map(|(gave_up, reason)| Frame::Goodbye(Goodbye { gave_up, reason }));
         proptest::collection::vec(prop_oneof![message, goodbye], 0..12)
     }
 
@@ -135,8 +152,9 @@ mod tests {
         let mut buffer = FrameBuffer::default();
         buffer.push(&Frame::Message(vec![1, 2]).encode());
         assert_eq!(buffer.waiting_goodbye(), None);
-        buffer.push(&Frame::Goodbye("out of data".into()).encode());
-        assert_eq!(buffer.waiting_goodbye().as_deref(), Some("out of data"));
+        let goodbye = Goodbye { gave_up: true, reason: "out of data".into() };
+        buffer.push(&Frame::Goodbye(goodbye.clone()).encode());
+        assert_eq!(buffer.waiting_goodbye(), Some(goodbye));
         assert_eq!(buffer.next_frame(), Ok(Some(Frame::Message(vec![1, 2]))));
     }
 }

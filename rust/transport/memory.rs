@@ -1,16 +1,20 @@
 //! Ranks that are threads of one process, for tests.
 
+use super::frame::Goodbye;
 use super::interrupt::Interrupt;
 use super::{Failure, Peers};
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 pub struct MemoryPeers {
     rank: usize,
-    senders: Vec<Sender<Result<Vec<u8>, String>>>,
-    receivers: Vec<Receiver<Result<Vec<u8>, String>>>,
+    senders: Vec<Sender<Result<Vec<u8>, Goodbye>>>,
+    receivers: Vec<Receiver<Result<Vec<u8>, Goodbye>>>,
     interrupt: Arc<Interrupt>,
+    /// What came while this rank was watching, for the next swap.
+    early: Vec<VecDeque<Result<Vec<u8>, Goodbye>>>,
 }
 
 /// One `Peers` for each of `size` ranks, with the interrupt of each.
@@ -28,7 +32,10 @@ pub fn mesh(size: usize) -> Vec<(MemoryPeers, Arc<Interrupt>)> {
     ranks
         .map(|(rank, (senders, receivers))| {
             let interrupt = Arc::new(Interrupt::new().unwrap());
-            (MemoryPeers { rank, senders, receivers, interrupt: interrupt.clone() }, interrupt)
+            let early = (0..size).map(|_| VecDeque::new()).collect();
+            let peers =
+                MemoryPeers { rank, senders, receivers, interrupt: interrupt.clone(), early };
+            (peers, interrupt)
         })
         .collect()
 }
@@ -58,9 +65,15 @@ impl Peers for MemoryPeers {
                 if self.interrupt.is_raised() {
                     return Err(Failure::Interrupted);
                 }
-                match self.receivers[peer].recv_timeout(Duration::from_millis(2)) {
+                let came = match self.early[peer].pop_front() {
+                    Some(early) => Ok(early),
+                    None => self.receivers[peer].recv_timeout(Duration::from_millis(2)),
+                };
+                match came {
                     Ok(Ok(bytes)) => break bytes,
-                    Ok(Err(reason)) => return Err(Failure::Lost { rank: peer, reason }),
+                    Ok(Err(goodbye)) => {
+                        return Err(Failure::Lost { rank: peer, reason: goodbye.reason });
+                    }
                     Err(RecvTimeoutError::Disconnected) => {
                         return Err(Failure::Lost { rank: peer, reason: "it is gone".into() });
                     }
@@ -72,19 +85,30 @@ impl Peers for MemoryPeers {
         Ok(received)
     }
 
-    fn find_lost(&mut self, _limit: Duration) -> Option<(usize, String)> {
-        let others = (0..self.size()).filter(|peer| *peer != self.rank);
-        let mut lost = others.filter_map(|peer| match self.receivers[peer].try_recv() {
-            Ok(Err(reason)) => Some((peer, reason)),
-            Err(TryRecvError::Disconnected) => Some((peer, "it is gone".to_string())),
-            _ => None,
-        });
-        lost.next()
+    fn watch_until(&mut self, done: &Interrupt, limit: Duration) -> Result<(), Failure> {
+        let deadline = Instant::now() + limit;
+        while !done.is_raised() && Instant::now() < deadline {
+            if self.interrupt.is_raised() {
+                return Err(Failure::Interrupted);
+            }
+            for rank in (0..self.size()).filter(|peer| *peer != self.rank) {
+                if self.early[rank].is_empty()
+                    && let Ok(came) = self.receivers[rank].try_recv()
+                {
+                    self.early[rank].push_back(came);
+                }
+                if let Some(Err(Goodbye { gave_up: true, reason })) = self.early[rank].back() {
+                    return Err(Failure::Lost { rank, reason: reason.clone() });
+                }
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 
-    fn say_goodbye(&mut self, reason: &str) {
+    fn say_goodbye(&mut self, goodbye: Goodbye) {
         for sender in &self.senders {
-            let _ = sender.send(Err(reason.to_string()));
+            let _ = sender.send(Err(goodbye.clone()));
         }
     }
 }

@@ -10,6 +10,8 @@ pub mod interrupt;
 pub mod memory;
 pub mod tcp;
 
+use frame::Goodbye;
+use interrupt::Interrupt;
 use std::time::{Duration, Instant};
 
 /// Why a swap did not happen. Ranks are numbers of the group.
@@ -38,9 +40,10 @@ pub trait Peers: Send {
         deadline: Instant,
     ) -> Result<Vec<Vec<u8>>, Failure>;
 
-    /// A peer whose connection has ended, with the reason; waits up to `limit` for one to end.
-    fn find_lost(&mut self, limit: Duration) -> Option<(usize, String)>;
+    /// Waits until `done` is raised, and returns early if a peer is lost or the group interrupted.
+    /// A peer that leaves in order is not lost: it has done its part.
+    fn watch_until(&mut self, done: &Interrupt, limit: Duration) -> Result<(), Failure>;
 
-    /// Tells every peer why this rank leaves, without waiting for anyone.
-    fn say_goodbye(&mut self, reason: &str);
+    /// Tells every peer that and why this rank leaves, without waiting for anyone.
+    fn say_goodbye(&mut self, goodbye: Goodbye);
 }

@@ -4,7 +4,7 @@
 //! wait is one `poll` over all of them and the interrupt, with a deadline. A peer that ends its
 //! connection is noticed in the same `poll`.
 
-use super::frame::{Frame, FrameBuffer};
+use super::frame::{Frame, FrameBuffer, Goodbye};
 use super::handshake::{self, Key};
 use super::interrupt::Interrupt;
 use super::{Failure, Peers};
@@ -108,7 +108,12 @@ fn reach(
         });
         match attempt {
             Ok(stream) => return Ok(stream),
-            Err(error) if Instant::now() + RETRY_PAUSE >= deadline || interrupt.is_raised() => {
+            Err(error)
+                if Instant::now() + RETRY_PAUSE >= deadline
+                    || interrupt.is_raised()
+                    // It listens, and has another key: that does not change.
+                    || error.kind() == ErrorKind::PermissionDenied =>
+            {
                 return Err(std::io::Error::new(error.kind(), format!("{address}: {error}")));
             }
             Err(_) => std::thread::sleep(RETRY_PAUSE),
@@ -129,7 +134,14 @@ fn accept_higher(
     let (sender, arrived) = channel();
     let mut last = "nobody connected".to_string();
     loop {
-        while let Ok((peer, stream)) = arrived.try_recv() {
+        while let Ok(greeted) = arrived.try_recv() {
+            let (peer, stream) = match greeted {
+                Ok(rank) => rank,
+                Err(error) => {
+                    last = format!("somebody connected, but {error}");
+                    continue;
+                }
+            };
             // Only a holder of the key gets here, so an odd rank is a bug or a second start.
             let expected = peer > rank && links.get(peer).is_some_and(Option::is_none);
             if expected && let Ok(link) = Link::new(stream) {
@@ -150,23 +162,29 @@ fn accept_higher(
                 // Short, because a finished handshake arrives on the channel, not on the socket.
                 let _ = poll(&mut waits, Some(&timespec(Duration::from_millis(1))));
             }
-            Err(error) => last = error.to_string(),
+            Err(error) => {
+                // Out of descriptors, say: it may pass, and must not be asked in a spin.
+                last = error.to_string();
+                std::thread::sleep(RETRY_PAUSE);
+            }
         }
     }
 }
 
-fn begin_handshake(mut stream: TcpStream, key: Key, own: u32, arrived: Sender<(usize, TcpStream)>) {
+fn begin_handshake(
+    mut stream: TcpStream,
+    key: Key,
+    own: u32,
+    arrived: Sender<std::io::Result<(usize, TcpStream)>>,
+) {
     let shake = move || {
-        let prepared = stream
+        let greeted = stream
             .set_nonblocking(false)
             .and_then(|()| stream.set_read_timeout(Some(HANDSHAKE_LIMIT)))
-            .and_then(|()| stream.set_write_timeout(Some(HANDSHAKE_LIMIT)));
+            .and_then(|()| stream.set_write_timeout(Some(HANDSHAKE_LIMIT)))
+            .and_then(|()| handshake::accept(&mut stream, &key, own));
         // Whoever fails is dropped with its socket; the job goes on waiting for its own ranks.
-        if prepared.is_ok()
-            && let Ok(peer) = handshake::accept(&mut stream, &key, own)
-        {
-            let _ = arrived.send((peer as usize, stream));
-        }
+        let _ = arrived.send(greeted.map(|peer| (peer as usize, stream)));
     };
     // With no thread to be had the connection is dropped, and the peer tries again.
     let _ = std::thread::Builder::new().name("gflow-greet".into()).spawn(shake);
@@ -181,6 +199,8 @@ impl Link {
         rustix::net::sockopt::set_tcp_keepidle(&stream, Duration::from_secs(10))?;
         rustix::net::sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(5))?;
         rustix::net::sockopt::set_tcp_keepcnt(&stream, 3)?;
+        // It does not ask while something is unacknowledged, which this covers.
+        rustix::net::sockopt::set_tcp_user_timeout(&stream, 25_000)?;
         Ok(Link { stream, incoming: FrameBuffer::default(), outgoing: Vec::new() })
     }
 
@@ -215,7 +235,9 @@ impl Link {
     fn next_message(&mut self, rank: usize) -> Result<Option<Vec<u8>>, Failure> {
         let from_buffer = |incoming: &mut FrameBuffer| match incoming.next_frame() {
             Ok(Some(Frame::Message(bytes))) => Ok(Some(bytes)),
-            Ok(Some(Frame::Goodbye(reason))) => Err(Failure::Lost { rank, reason }),
+            Ok(Some(Frame::Goodbye(goodbye))) => {
+                Err(Failure::Lost { rank, reason: goodbye.reason })
+            }
             Ok(None) => Ok(None),
             Err(reason) => Err(Failure::Garbled { rank, reason }),
         };
@@ -310,35 +332,50 @@ impl Peers for Mesh {
         }
         // A peer that called, then gave up waiting for this rank, will not take part any more.
         for (rank, link) in self.linked() {
-            if let Some(reason) = link.incoming.waiting_goodbye() {
+            if let Some(Goodbye { gave_up: true, reason }) = link.incoming.waiting_goodbye() {
                 return Err(Failure::Lost { rank, reason });
             }
         }
         Ok(received.into_iter().map(Option::unwrap_or_default).collect())
     }
 
-    fn find_lost(&mut self, limit: Duration) -> Option<(usize, String)> {
+    fn watch_until(&mut self, done: &Interrupt, limit: Duration) -> Result<(), Failure> {
         let deadline = Instant::now() + limit;
-        loop {
-            for (peer, link) in self.linked() {
+        let mut left: Vec<bool> = self.links.iter().map(Option::is_none).collect();
+        while !done.is_raised() && Instant::now() < deadline {
+            if self.interrupt.is_raised() {
+                return Err(Failure::Interrupted);
+            }
+            for (rank, link) in self.linked().filter(|(rank, _)| !left[*rank]).collect::<Vec<_>>() {
                 let pulled = link.pull_incoming();
-                if let Some(reason) = link.incoming.waiting_goodbye() {
-                    return Some((peer, reason));
-                }
-                if let Err(error) = pulled {
-                    return Some((peer, ended(&error)));
+                match link.incoming.waiting_goodbye() {
+                    Some(Goodbye { gave_up: true, reason }) => {
+                        return Err(Failure::Lost { rank, reason });
+                    }
+                    Some(Goodbye { gave_up: false, .. }) => left[rank] = true,
+                    None => {
+                        pulled.map_err(|error| Failure::Lost { rank, reason: ended(&error) })?
+                    }
                 }
             }
-            if Instant::now() >= deadline || self.interrupt.is_raised() {
-                return None;
-            }
-            let nothing_yet = vec![None; self.size()];
-            self.wait(&nothing_yet, deadline);
+            let mut waits = vec![
+                PollFd::from_borrowed_fd(done.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.interrupt.as_fd(), PollFlags::IN),
+            ];
+            let watched = self.links.iter().zip(&left).filter(|(_, left)| !**left);
+            waits.extend(
+                watched
+                    .filter_map(|(link, _)| link.as_ref())
+                    .map(|l| PollFd::new(&l.stream, PollFlags::IN)),
+            );
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            let _ = poll(&mut waits, Some(&timespec(remaining)));
         }
+        Ok(())
     }
 
-    fn say_goodbye(&mut self, reason: &str) {
-        let goodbye = Frame::Goodbye(reason.to_string()).encode();
+    fn say_goodbye(&mut self, goodbye: Goodbye) {
+        let goodbye = Frame::Goodbye(goodbye).encode();
         for (_, link) in self.linked() {
             link.outgoing.extend_from_slice(&goodbye);
             // One attempt: the socket's buffer has room unless the peer has long stopped reading.
@@ -416,10 +453,12 @@ mod tests {
     #[test]
     fn a_rank_that_is_gone_is_noticed_at_once() {
         let mut meshes = meshes(3);
-        assert_eq!(meshes[0].find_lost(Duration::ZERO), None);
+        let never = Interrupt::new().unwrap();
+        let limit = Duration::from_secs(10);
+        assert_eq!(meshes[0].watch_until(&never, Duration::ZERO), Ok(()));
         drop(meshes.remove(1));
-        let lost = meshes[0].find_lost(Duration::from_secs(10));
-        assert_eq!(lost.map(|(rank, _)| rank), Some(1));
+        let failure = meshes[0].watch_until(&never, limit).unwrap_err();
+        assert!(matches!(failure, Failure::Lost { rank: 1, .. }), "{failure:?}");
         let failure = meshes[0].swap(&|_| vec![1], soon()).unwrap_err();
         assert!(matches!(failure, Failure::Lost { rank: 1, .. }), "{failure:?}");
     }
@@ -430,9 +469,23 @@ mod tests {
         let mut leaving = meshes.pop().unwrap();
         let past = Instant::now();
         assert_eq!(leaving.swap(&|_| vec![1], past), Err(Failure::Late(vec![0])));
-        leaving.say_goodbye("it gave up");
+        leaving.say_goodbye(Goodbye { gave_up: true, reason: "it gave up".into() });
         let failure = meshes[0].swap(&|_| vec![1], soon()).unwrap_err();
         assert_eq!(failure, Failure::Lost { rank: 1, reason: "it gave up".into() });
+    }
+
+    #[test]
+    fn a_peer_that_left_in_order_is_not_lost_to_what_it_took_part_in() {
+        let mut meshes = meshes(2);
+        let mut leaving = meshes.pop().unwrap();
+        assert!(leaving.swap(&|_| vec![1], Instant::now()).is_err());
+        leaving.say_goodbye(Goodbye { gave_up: false, reason: "it left".into() });
+        drop(leaving);
+        assert_eq!(meshes[0].swap(&|_| vec![1], soon()), Ok(vec![Vec::new(), vec![1]]));
+        let never = Interrupt::new().unwrap();
+        assert_eq!(meshes[0].watch_until(&never, Duration::from_millis(50)), Ok(()));
+        let failure = meshes[0].swap(&|_| vec![1], soon()).unwrap_err();
+        assert_eq!(failure, Failure::Lost { rank: 1, reason: "it left".into() });
     }
 
     #[test]

@@ -1,0 +1,46 @@
+"""A call that is allowed to fail, and what it said.
+
+It must never swallow anything but what the call itself raised.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What came of a call."""
+
+    value: Any
+    # The names of the error's classes, most special first; empty if there was none.
+    kinds: tuple[str, ...]
+    message: str
+    seconds: float
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.kinds)
+
+
+def attempt(call: Callable[[], Any]) -> Attempt:
+    """Calls and tells."""
+    start = time.monotonic()
+    try:
+        value = call()
+    except Exception as error:
+        kinds = tuple(kind.__name__ for kind in type(error).__mro__)
+        return Attempt(None, kinds, str(error), time.monotonic() - start)
+    return Attempt(value, (), "", time.monotonic() - start)
+
+
+def still_works(group: dist.ProcessGroup | None = None) -> bool:
+    """Whether the group still sums: every rank brings its rank plus one."""
+    world = dist.get_world_size(group)
+    tensor = torch.full((5,), dist.get_rank(group) + 1, dtype=torch.int64)
+    dist.all_reduce(tensor, group=group)
+    return tensor.tolist() == [world * (world + 1) // 2] * 5

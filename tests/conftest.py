@@ -1,0 +1,54 @@
+"""Fixtures that all tests share: the pool of ranks, and teams of ranks in a group.
+
+It must never start a process when it is imported: a test that needs no ranks pays for none.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.backends import BACKENDS, GROUP_ENV
+from tests.ranks import Group, Pool, Team
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "gflow_only(reason): what gflow promises and Gloo does not; other backends skip"
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    marker = item.get_closest_marker("gflow_only")
+    callspec = getattr(item, "callspec", None)
+    name = callspec.params.get("backend") if callspec else None
+    if marker and name not in (None, "gflow"):
+        pytest.skip(marker.args[0] if marker.args else "only gflow promises this")
+
+
+@pytest.fixture(scope="session")
+def rank_pool() -> Iterator[Pool]:
+    """The ranks of this run of pytest."""
+    pool = Pool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session", params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    """The name of the backend under test."""
+    return request.param
+
+
+@pytest.fixture
+def ranks(rank_pool: Pool, backend: str) -> Callable[..., Team]:
+    """`ranks(2)`: a team of two in a fresh group of the backend under test; keyword arguments are
+    fields of Group (`kept=True`, `timeout_s=5.0`). `ranks(2, group=None)`: no group is made."""
+
+    def team(world: int, **fields: Any) -> Team:
+        if fields.get("group", "unset") is None:
+            return rank_pool.team(world, None)
+        env = (*GROUP_ENV, *fields.pop("env", ()))
+        return rank_pool.team(world, Group(backend, env=env, **fields))
+
+    return team

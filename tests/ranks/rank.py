@@ -1,0 +1,157 @@
+"""One rank as the test process sees it: a process to start, talk to, look into and end.
+
+It must never be used after `end`, and never reap its process before the group is killed.
+"""
+
+import contextlib
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from tests.ranks import leash
+from tests.ranks.case import Case
+from tests.ranks.outcome import Died, Outcome, Raised, Returned, Silent, exit_text
+
+# Importing torch takes two seconds alone, and much longer beside a compiler.
+_START_S = 180.0
+_STACKS_S = 3.0
+_GOODBYE_S = 10.0
+
+
+class Rank:
+    """A living process that runs one case at a time."""
+
+    def __init__(self, tag: str) -> None:
+        ours, theirs = socket.socketpair()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the rank)
+        self._seen = 0
+        environment = dict(os.environ)
+        environment[leash.TAG_VARIABLE] = tag
+        environment["OMP_NUM_THREADS"] = "1"
+        root = str(Path(__file__).resolve().parents[2])
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
+        self._process = subprocess.Popen(
+            leash.leashed([sys.executable, "-m", "tests.ranks.worker", str(theirs.fileno())]),
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._output,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            env=environment,
+            cwd=root,
+        )
+        theirs.close()
+        self.conversation = Connection(ours.detach())
+        # Tells of the death even while a grandchild holds the other end of the conversation.
+        self.death = os.pidfd_open(self._process.pid)
+        self._ready = False
+        self._asked = 0
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether `end` has been called."""
+        return self._process.returncode is not None
+
+    def is_alive(self) -> bool:
+        return not wait([self.death], timeout=0)
+
+    def be_ready(self) -> None:
+        """Waits until the process has imported torch."""
+        if self._ready:
+            return
+        ready = wait([self.conversation, self.death], timeout=_START_S)
+        try:
+            if self.conversation in ready and self.conversation.recv_bytes() == b"ready":
+                self._ready = True
+                return
+        except (EOFError, OSError):
+            pass
+        what = "ended" if ready else f"was not ready after {_START_S:.0f} s"
+        raise RuntimeError(f"a rank {what} before its first case:\n{self.output()}")
+
+    def send(self, case: Case) -> None:
+        """Gives the process its case; `answer` is due next."""
+        self._seen = self._output_size()
+        self._asked += 1
+        with contextlib.suppress(OSError):  # it is dead, which `answer` will say
+            self.conversation.send_bytes(pickle.dumps((self._asked, case)))
+
+    def answer(self, rank: int) -> Outcome:
+        """What the case came to; to be called when the conversation or the death is readable."""
+        try:
+            # An answer given just before the death still counts.
+            if self.conversation.poll(0):
+                number, word, content = pickle.loads(self.conversation.recv_bytes())
+                if number != self._asked:
+                    raise RuntimeError(f"rank {rank} answers case {number}, not {self._asked}")
+                return self._understood(rank, word, content)
+        except (EOFError, OSError):
+            pass
+        return Died(rank, self.end(), self.output())
+
+    def _understood(self, rank: int, word: str, content: bytes) -> Outcome:
+        try:
+            value = pickle.loads(content)
+        except Exception as error:
+            # A value that only its sender can read is a failure of the case, not of the harness.
+            what = f"the value of rank {rank} cannot be unpickled: {error}"
+            return Raised(rank, type(error).__name__, what, traceback.format_exc(), self.output())
+        if word == "returned":
+            return Returned(rank, value, self.output())
+        return Raised(rank, *value, output=self.output())
+
+    def silence(self, rank: int, after_s: float) -> Silent:
+        """Asks for the stacks, ends the process, and says that it had not answered."""
+        before = self._output_size()
+        os.kill(self._process.pid, leash.STACKS_SIGNAL)
+        end = time.monotonic() + _STACKS_S
+        size = before
+        while time.monotonic() < end:
+            time.sleep(0.1)
+            if (now := self._output_size()) > before and now == size:
+                break
+            size = now
+        output = self.output()
+        self.end()
+        return Silent(rank, after_s, output)
+
+    def end(self) -> int:
+        """Kills the process and its children if they still run; gives the exit code."""
+        if not self.ended:
+            leash.kill_process_group(self._process.pid)
+            self._process.wait()
+            self.conversation.close()
+            os.close(self.death)
+        return self._process.returncode
+
+    def dismiss(self) -> str | None:
+        """Lets the process end in its own way, as a script would; what was wrong with its end."""
+        self._seen = self._output_size()
+        self.conversation.close()
+        if not wait([self.death], timeout=_GOODBYE_S if self._ready else 0):
+            # One that has not even finished its imports has nothing to tell.
+            return f"did not end\n{self.silence(0, _GOODBYE_S).output}" if self._ready else None
+        code = self.end()
+        return f"{exit_text(code)}\n{self.output()}" if code else None
+
+    def output(self) -> str:
+        """What the process has written since its case began."""
+        return os.pread(self._output.fileno(), self._output_size() - self._seen, self._seen).decode(
+            errors="replace"
+        )
+
+    def _output_size(self) -> int:
+        return os.fstat(self._output.fileno()).st_size
