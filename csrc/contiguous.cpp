@@ -7,9 +7,11 @@ namespace gflow {
 ContiguousCopies::ContiguousCopies(std::vector<std::vector<at::Tensor>>& lists) {
   for (auto& list : lists) {
     for (auto& tensor : list) {
+      // A sparse tensor is filled by giving it other memory, which an alias would not see.
+      if (tensor.layout() != at::kStrided) continue;
       const auto original = tensor;
       tensor = original.detach();
-      if (original.layout() != at::kStrided || original.is_contiguous()) continue;
+      if (original.is_contiguous()) continue;
       tensor = tensor.contiguous();
       originals_and_copies_.emplace_back(original, tensor);
     }

@@ -15,7 +15,7 @@ namespace gflow {
 class ContiguousCopies {
  public:
   // Replaces every tensor of `lists` by an alias of its memory, or by a copy if it is not
-  // contiguous. Sparse tensors are aliased as they are.
+  // contiguous. Sparse tensors stay.
   explicit ContiguousCopies(std::vector<std::vector<at::Tensor>>& lists);
 
   // Writes the copies back to where they came from.

@@ -40,8 +40,16 @@ void TorchOperation::run(const std::function<void()>& step) const {
 void TorchOperation::start(rust::Box<Done> done) const {
   run([&] {
     inner_ = begin_();
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    try {
+      future = inner_->getFuture();
+    } catch (const c10::Error&) {
+      // Gloo's reduce_scatter has none. The worker then waits in finish(), and notices a lost peer
+      // only when Gloo does.
+      return done->raise();
+    }
     auto shared = std::make_shared<rust::Box<Done>>(std::move(done));
-    inner_->getFuture()->addCallback([shared](c10::ivalue::Future&) { (*shared)->raise(); });
+    future->addCallback([shared](c10::ivalue::Future&) { (*shared)->raise(); });
   });
 }
 

@@ -181,6 +181,9 @@ impl Engine {
     /// For the end of the interpreter: closes the group, starts no more callbacks, and waits for
     /// those that run, because one that goes on after the end would take the process down.
     pub fn close_for_good(&self) {
+        if self.refuse_forks().is_err() {
+            return;
+        }
         self.close();
         NO_MORE_CALLBACKS.store(true, Ordering::Release);
         self.is_at_rest_within(CALLBACK_LIMIT);
