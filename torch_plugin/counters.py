@@ -18,7 +18,8 @@ class Metrics:
     Attributes:
         gradient_buckets: all-reduces of DDP's gradient buckets.
         gradient_bytes: bytes of gradient in them.
-        exact_tensors: tensors of all other collectives on CPU, which are always exact.
+        exact_tensors: tensors of all other collectives on CPU, which are always exact; what is
+            sent from one rank to another is not counted.
         exact_bytes: bytes in those.
         collectives: how many collectives of each kind were done.
     """

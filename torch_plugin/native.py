@@ -12,28 +12,28 @@ def load() -> ModuleType:
     """Return ``gflow._C``, or raise ImportError with what is wrong and what to do."""
     import torch
 
-    built_for = _built_for()
-    if _minor(torch.__version__) != _minor(built_for):
+    built = built_for()
+    if minor_of(torch.__version__) != minor_of(built):
         raise ImportError(
-            f"this gflow was built for torch {_minor(built_for)}.*, but torch {torch.__version__} "
+            f"this gflow was built for torch {minor_of(built)}.*, but torch {torch.__version__} "
             f"is installed. c10d has no stable binary interface, so each minor version of torch "
-            f"needs its own build: install torch=={_minor(built_for)}.*, or rebuild gflow here "
-            f"with `pip install --no-build-isolation --force-reinstall --no-deps gflow` (or `.` "
-            f"in its source tree)."
+            f"needs its own build: install torch=={minor_of(built)}.*, or rebuild gflow in its "
+            f"source tree with `pip install --no-build-isolation --force-reinstall --no-deps .`"
         )
     try:
         from gflow import _C
     except ImportError as error:
         raise ImportError(
             f"gflow's native library could not be loaded with torch {torch.__version__} (it was "
-            f"built for {built_for}): {error}. Reinstall gflow in this environment."
+            f"built for {built}): {error}. Reinstall gflow in this environment."
         ) from error
     # Threads of ours that wake up after the interpreter has gone would have nowhere to go.
     atexit.register(_C.close_all_groups)
     return _C
 
 
-def _built_for() -> str:
+def built_for() -> str:
+    """The version of torch that the native library was compiled for."""
     try:
         from gflow._built_for import TORCH_VERSION
     except ImportError as error:
@@ -44,5 +44,6 @@ def _built_for() -> str:
     return str(TORCH_VERSION)
 
 
-def _minor(version: str) -> str:
+def minor_of(version: str) -> str:
+    """``"2.15"`` of ``"2.15.1+cpu"``: what has to be the same."""
     return ".".join(version.split(".")[:2])

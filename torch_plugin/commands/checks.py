@@ -87,12 +87,12 @@ def _torch() -> Fine:
     if not dist.is_available():
         raise Wrong(f"{torch.__version__} has no torch.distributed", "Install a torch with it.")
     try:
-        built_for = native._built_for()
+        built_for = native.built_for()
     except ImportError as error:
         raise Wrong(str(error), _REINSTALL) from error
     detail = f"{torch.__version__}; gflow was built for {built_for}"
-    minor = native._minor(built_for)
-    if native._minor(torch.__version__) != minor:
+    minor = native.minor_of(built_for)
+    if native.minor_of(torch.__version__) != minor:
         raise Wrong(detail, f"Install torch=={minor}.*, or rebuild gflow for this torch.")
     return Fine(detail)
 
