@@ -12,42 +12,30 @@ namespace py = pybind11;
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
-// A listening socket that is used up by joining a group.
-class PyDoor {
+// Something of Rust's that Python holds until it is used up.
+template <typename T>
+class UsedOnce {
  public:
-  explicit PyDoor(const std::string& address) : door_(open_door(address)) {}
+  explicit UsedOnce(rust::Box<T> box) : box_(std::move(box)) {}
 
-  std::string address() const {
-    TORCH_CHECK(door_, "gflow: this door was used to join a group");
-    return std::string((*door_)->address());
+  const T& look() const {
+    TORCH_CHECK(box_, "gflow: this was used up in making a group");
+    return **box_;
   }
 
-  rust::Box<Door> take() {
-    TORCH_CHECK(door_, "gflow: this door was used to join a group");
-    auto door = std::move(*door_);
-    door_.reset();
-    return door;
+  rust::Box<T> take() {
+    look();
+    auto box = std::move(*box_);
+    box_.reset();
+    return box;
   }
 
  private:
-  std::optional<rust::Box<Door>> door_;
+  std::optional<rust::Box<T>> box_;
 };
 
-// This rank's place in a group, until a backend takes it over.
-class PyGroup {
- public:
-  explicit PyGroup(rust::Box<Group> group) : group_(std::move(group)) {}
-
-  rust::Box<Group> take() {
-    TORCH_CHECK(group_, "gflow: this group already has its backend");
-    auto group = std::move(*group_);
-    group_.reset();
-    return group;
-  }
-
- private:
-  std::optional<rust::Box<Group>> group_;
-};
+using PyDoor = UsedOnce<Door>;
+using PyGroup = UsedOnce<Group>;
 
 PyGroup join(PyDoor& door, const std::string& group, int rank,
              const std::vector<std::string>& labels, const std::vector<std::string>& addresses,
@@ -87,8 +75,10 @@ PYBIND11_MODULE(_C, m) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
 
   py::class_<PyDoor>(m, "Door", "A listening socket for a group that is being made.")
-      .def(py::init<const std::string&>(), py::arg("address"))
-      .def_property_readonly("address", &PyDoor::address);
+      .def(py::init([](const std::string& address) { return PyDoor(open_door(address)); }),
+           py::arg("address"))
+      .def_property_readonly("address",
+                             [](const PyDoor& door) { return std::string(door.look().address()); });
   m.def("join", &join, no_gil, py::arg("door"), py::arg("group"), py::arg("rank"),
         py::arg("labels"), py::arg("addresses"), py::arg("key"), py::arg("timeout"),
         "Connects to the other ranks of a new group.");

@@ -90,7 +90,7 @@ def test_wrong_arguments_on_one_rank_are_an_error_on_all_and_the_group_goes_on(
         assert works
 
 
-def killed_inside_a_collective(rank: int, world: int) -> tuple[str, float]:
+def killed_inside_a_collective(rank: int, world: int) -> str:
     big = torch.ones(30_000_000)
     if rank == world - 1:
         dist.all_reduce(torch.ones(1))
@@ -98,12 +98,11 @@ def killed_inside_a_collective(rank: int, world: int) -> tuple[str, float]:
         time.sleep(0.05)
         os._exit(9)
     dist.all_reduce(torch.ones(1))
-    start = time.monotonic()
     message = message_of(lambda: dist.all_reduce(big))
     if message == "no error":
         # It got through before the end of the last rank, so the next one sees it.
         message = message_of(lambda: dist.all_reduce(big))
-    return message, time.monotonic() - start
+    return message
 
 
 def test_a_rank_that_ends_inside_a_collective_is_named_by_all_long_before_the_timeout(
@@ -113,9 +112,8 @@ def test_a_rank_that_ends_inside_a_collective_is_named_by_all_long_before_the_ti
     assert isinstance(outcomes[-1], Died)
     for outcome in outcomes[:-1]:
         assert isinstance(outcome, Returned), outcome.story()
-        message, _ = outcome.value
-        assert "lost rank" in message, message
-        assert "#2" in message or "#3" in message, message
+        assert "lost rank" in outcome.value
+        assert "#2" in outcome.value or "#3" in outcome.value
 
 
 def receive_after_the_timeout(rank: int, world: int) -> tuple[float, bool]:
@@ -134,17 +132,15 @@ def test_a_receive_that_nobody_waits_for_does_not_time_out(ranks: Callable[..., 
     assert ranks(2, timeout_s=2.0).run(receive_after_the_timeout) == [(1.0, True), (0.0, True)]
 
 
-def destroy_with_a_receive_pending(rank: int, world: int) -> tuple[str, float]:
+def destroy_with_a_receive_pending(rank: int, world: int) -> str:
     dist.init_process_group("gflow", store=rendezvous(), rank=rank, world_size=world)
     receiving = dist.irecv(torch.zeros(1), 1 - rank)
-    start = time.monotonic()
     dist.destroy_process_group()
-    seconds = time.monotonic() - start
-    return message_of(receiving.wait), seconds
+    return message_of(receiving.wait)
 
 
 def test_a_pending_receive_fails_when_its_group_is_destroyed(ranks: Callable[..., Team]) -> None:
-    for message, _ in ranks(2, group=None).run(destroy_with_a_receive_pending):
+    for message in ranks(2, group=None).run(destroy_with_a_receive_pending):
         assert "was destroyed while this operation was pending" in message, message
 
 

@@ -17,6 +17,9 @@ elif ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
     "install a newer one and name it: make PYTHON=python3.11"
 elif ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
   need "Python's venv module" "on Debian or Ubuntu: apt-get install python3-venv"
+elif ! "$python" -c 'import os, sysconfig
+open(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null; then
+  need "Python's headers" "on Debian or Ubuntu: apt-get install python3-dev"
 fi
 
 if ! command -v cargo >/dev/null; then
