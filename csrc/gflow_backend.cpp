@@ -28,9 +28,11 @@ auto as_backend_error(Call call) {
   }
 }
 
-const at::Tensor& only(const Tensors& tensors) {
+// The tensor of a message, as an alias that Python does not know: a message that has no peer may
+// outlive the interpreter, and the thread that lets go of it then must not need Python for that.
+at::Tensor only(const Tensors& tensors) {
   TORCH_CHECK_VALUE(tensors.size() == 1, "gflow: a message is one tensor, got ", tensors.size());
-  return tensors.front();
+  return tensors.front().detach();
 }
 
 Tensors flattened(const TensorLists& lists) {
@@ -308,10 +310,10 @@ void GflowBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_
 
 // Point to point: between two ranks, aside from the queue of collectives.
 
-WorkPtr GflowBackend::message(OpType kind, const char* title, const Tensors& tensors, int peer,
+WorkPtr GflowBackend::message(OpType kind, const char* title, const at::Tensor& tensor, int peer,
                               std::function<void(GflowWork&)> rest) {
-  auto work = c10::make_intrusive<GflowWork>(rank_, kind, title, TensorLists{tensors},
-                                             timeout_.load(), tensors);
+  auto work = c10::make_intrusive<GflowWork>(rank_, kind, title, TensorLists{{tensor}},
+                                             timeout_.load(), Tensors{tensor});
   // No collective bounds the time of a message, so whoever waits for it does.
   work->limit_waits();
   auto end = [=, rest = std::move(rest)] {
@@ -331,28 +333,28 @@ WorkPtr GflowBackend::message(OpType kind, const char* title, const Tensors& ten
 }
 
 WorkPtr GflowBackend::send(Tensors& tensors, int to, int tag) {
-  const auto& tensor = only(tensors);
+  const auto tensor = only(tensors);
   if (!tensor.is_cpu()) return inner_for(tensor.device()).send(tensors, to, tag);
   as_backend_error([&] { group_->check_usable(); });
   auto rest = messages_.begin_send(tensor, to, tag);
-  return message(OpType::SEND, "gflow:send", tensors, to, [rest](GflowWork&) { rest(); });
+  return message(OpType::SEND, "gflow:send", tensor, to, [rest](GflowWork&) { rest(); });
 }
 
 WorkPtr GflowBackend::recv(Tensors& tensors, int from, int tag) {
-  const auto& tensor = only(tensors);
+  const auto tensor = only(tensors);
   if (!tensor.is_cpu()) return inner_for(tensor.device()).recv(tensors, from, tag);
   as_backend_error([&] { group_->check_usable(); });
   auto rest = messages_.begin_receive(tensor, from, tag);
-  return message(OpType::RECV, "gflow:recv", tensors, from,
+  return message(OpType::RECV, "gflow:recv", tensor, from,
                  [rest](GflowWork& work) { work.set_source(rest()); });
 }
 
 WorkPtr GflowBackend::recvAnysource(Tensors& tensors, int tag) {
-  const auto& tensor = only(tensors);
+  const auto tensor = only(tensors);
   if (!tensor.is_cpu()) return inner_for(tensor.device()).recvAnysource(tensors, tag);
   as_backend_error([&] { group_->check_usable(); });
   auto rest = messages_.begin_receive(tensor, PointToPoint::kAnySource, tag);
-  return message(OpType::RECVANYSOURCE, "gflow:recvAnySource", tensors, PointToPoint::kAnySource,
+  return message(OpType::RECVANYSOURCE, "gflow:recvAnySource", tensor, PointToPoint::kAnySource,
                  [rest](GflowWork& work) { work.set_source(rest()); });
 }
 

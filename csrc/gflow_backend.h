@@ -103,7 +103,7 @@ class GflowBackend : public Backend {
                      Milliseconds timeout, TensorLists outputs, TensorLists inputs, Start start);
 
   // Runs a send or a receive that has begun.
-  WorkPtr message(c10d::OpType kind, const char* title, const Tensors& tensors, int peer,
+  WorkPtr message(c10d::OpType kind, const char* title, const at::Tensor& tensor, int peer,
                   std::function<void(GflowWork&)> rest);
 
   bool is_gradient_bucket(const Tensors& tensors, const c10d::AllreduceOptions& opts);

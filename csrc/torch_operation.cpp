@@ -20,7 +20,8 @@ bool is_connection_error(const std::exception& error) {
 }  // namespace
 
 void TorchOperation::run(const std::function<void()>& step) const {
-  at::ThreadLocalStateGuard as_caller(caller_);
+  std::optional<at::ThreadLocalStateGuard> as_caller;
+  if (caller_) as_caller.emplace(*caller_);
   try {
     step();
   } catch (const std::exception& error) {

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <mutex>
+#include <optional>
 
 #include "bridge/operation.h"
 #include "gflow_work.h"
@@ -15,11 +16,13 @@ namespace gflow {
 class TorchOperation : public Operation {
  public:
   // `begin` starts a collective on the inner backend; an operation that runs aside has none.
-  // `end` is called when that is over. Both run on the engine's threads, with the grad mode of
-  // this one.
+  // `end` is called when that is over. Both run on the engine's threads; a collective with the grad
+  // mode of this one, which an operation aside does not keep: it may outlive the interpreter.
   TorchOperation(c10::intrusive_ptr<GflowWork> work,
                  std::function<c10::intrusive_ptr<c10d::Work>()> begin, std::function<void()> end)
-      : work_(std::move(work)), begin_(std::move(begin)), end_(std::move(end)) {}
+      : work_(std::move(work)), begin_(std::move(begin)), end_(std::move(end)) {
+    if (begin_) caller_.emplace();
+  }
 
   void start(rust::Box<Done> done) const override;
   void finish() const override;
@@ -34,7 +37,7 @@ class TorchOperation : public Operation {
   const c10::intrusive_ptr<GflowWork> work_;
   const std::function<c10::intrusive_ptr<c10d::Work>()> begin_;
   const std::function<void()> end_;
-  const at::ThreadLocalState caller_;
+  std::optional<at::ThreadLocalState> caller_;
   // The collective on the inner backend. Only the worker touches it.
   mutable c10::intrusive_ptr<c10d::Work> inner_;
   // What a step threw, so that the user gets the exception itself and not only its text. Locked,

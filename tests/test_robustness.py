@@ -48,6 +48,7 @@ def test_a_monitored_barrier_stands_behind_the_collectives_before_it(
     assert ranks(2).run(barrier_behind_collectives) == [True, True]
 
 
+# What the others can compare is right in each of these: only rank 1 itself can see its mistake.
 WRONG_ON_RANK_ONE: dict[str, Callable[[], Any]] = {
     "output too small": lambda: dist.all_gather_into_tensor(torch.empty(3), torch.ones(2)),
     "output of another type": lambda: dist.distributed_c10d._get_default_group()._allgather_base(
@@ -55,20 +56,20 @@ WRONG_ON_RANK_ONE: dict[str, Callable[[], Any]] = {
     ),
     "rows that cannot be shared": lambda: dist.all_to_all_single(torch.empty(3), torch.ones(3)),
     "splits that do not add up": lambda: dist.all_to_all_single(
-        torch.empty(4), torch.ones(4), [2, 2], [1, 2]
+        torch.empty(4), torch.ones(5), [2, 2], [2, 2]
     ),
-    "input too small": lambda: dist.reduce_scatter_tensor(torch.empty(2), torch.ones(3)),
+    "output too large": lambda: dist.reduce_scatter_tensor(torch.empty(3), torch.ones(4)),
 }
 RIGHT: dict[str, Callable[[], Any]] = {
     "output too small": lambda: dist.all_gather_into_tensor(torch.empty(4), torch.ones(2)),
     "output of another type": lambda: dist.distributed_c10d._get_default_group()._allgather_base(
         torch.empty(4), torch.ones(2)
     ),
-    "rows that cannot be shared": lambda: dist.all_to_all_single(torch.empty(4), torch.ones(4)),
+    "rows that cannot be shared": lambda: dist.all_to_all_single(torch.empty(2), torch.ones(2)),
     "splits that do not add up": lambda: dist.all_to_all_single(
         torch.empty(4), torch.ones(4), [2, 2], [2, 2]
     ),
-    "input too small": lambda: dist.reduce_scatter_tensor(torch.empty(2), torch.ones(4)),
+    "output too large": lambda: dist.reduce_scatter_tensor(torch.empty(2), torch.ones(4)),
 }
 
 
@@ -95,7 +96,8 @@ def killed_inside_a_collective(rank: int, world: int) -> str:
     if rank == world - 1:
         dist.all_reduce(torch.ones(1))
         dist.all_reduce(big, async_op=True)
-        time.sleep(0.05)
+        # Long enough for the data to be on its way, and not for all of it to have arrived.
+        time.sleep(0.3)
         os._exit(9)
     dist.all_reduce(torch.ones(1))
     message = message_of(lambda: dist.all_reduce(big))

@@ -392,3 +392,18 @@ if rank == 0:
 time.sleep(2)
 """
     run(script, backend).assert_exit_codes(0, 0)
+
+
+def test_a_script_may_end_while_messages_without_a_peer_fail(backend: str) -> None:
+    # Both ranks end at once, so that the receives of each fail while its interpreter ends. Nobody
+    # but the threads that wait for them knows their tensors any more.
+    script = """
+rank = start()
+assert total() == 2
+for tag in range(100):
+    dist.irecv(torch.zeros(1000), 1 - rank, tag=tag)
+dist.barrier()
+dist.destroy_process_group()
+"""
+    for _ in range(3):
+        run(script, backend).assert_exit_codes(0, 0)
