@@ -33,7 +33,7 @@ def cargo_build() -> None:
     cargo = shutil.which("cargo")
     if cargo is None:
         sys.exit(
-            "gflow: building needs Rust's cargo (1.88 or newer), which is not on PATH. "
+            "gflow: building needs Rust's cargo (1.89 or newer), which is not on PATH. "
             "Install it with rustup or your system's packages, or install a wheel of gflow."
         )
     command = [cargo, "build", "--release", "--locked", "--lib", "--target-dir", str(TARGET)]

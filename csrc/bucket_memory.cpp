@@ -1,12 +1,27 @@
 #include "bucket_memory.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_as_real.h>
 
 namespace gflow {
 
-at::Tensor BucketMemory::allocate(int64_t numel, const at::TensorOptions& options) {
-  auto tensor = at::empty({numel}, options);
+namespace {
+
+at::Tensor flat_tensor(int64_t numel, const at::TensorOptions& options,
+                       rust::Box<SharedMemory> shared) {
+  auto* address = reinterpret_cast<void*>(shared->address());
+  if (address == nullptr) return at::empty({numel}, options);
+  // The memory is given back when the storage goes, whenever and on whatever thread that is.
+  auto kept = std::make_shared<rust::Box<SharedMemory>>(std::move(shared));
+  return at::from_blob(address, {numel}, [kept](void*) {}, options);
+}
+
+}  // namespace
+
+at::Tensor BucketMemory::allocate(int64_t numel, const at::TensorOptions& options,
+                                  rust::Box<SharedMemory> shared) {
+  auto tensor = flat_tensor(numel, options, std::move(shared));
   // The Reducer lays out complex buckets as their real and imaginary parts. They are not
   // remembered: complex gradients are exchanged exactly.
   if (tensor.is_complex()) return at::view_as_real(tensor).reshape(-1);

@@ -8,12 +8,16 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "rust/bridge.rs.h"
+
 namespace gflow {
 
 class BucketMemory {
  public:
-  // A flat tensor for the Reducer, remembered while its storage lives.
-  at::Tensor allocate(int64_t numel, const at::TensorOptions& options);
+  // A flat tensor for the Reducer, remembered while its storage lives. It lies in `shared`, which
+  // the ranks of this host can reach, or in ordinary memory if that has no address.
+  at::Tensor allocate(int64_t numel, const at::TensorOptions& options,
+                      rust::Box<SharedMemory> shared);
 
   // Whether `tensor` is the whole of a storage that allocate() made and that is still alive.
   // Pointers alone do not tell: freed memory is handed out again.

@@ -4,15 +4,22 @@
 
 namespace gflow {
 
+namespace {
+
+// Also where the elements begin: a view of bytes may begin anywhere, but a processor may not like it.
+bool is_plain(const at::Tensor& tensor) {
+  const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  return tensor.is_contiguous() && address % tensor.element_size() == 0;
+}
+
+}  // namespace
+
 ContiguousCopies::ContiguousCopies(std::vector<std::vector<at::Tensor>>& lists) {
   for (auto& list : lists) {
     for (auto& tensor : list) {
-      // A sparse tensor is filled by giving it other memory, which an alias would not see.
-      if (tensor.layout() != at::kStrided) continue;
+      if (tensor.layout() != at::kStrided || is_plain(tensor)) continue;
       const auto original = tensor;
-      tensor = original.detach();
-      if (original.is_contiguous()) continue;
-      tensor = tensor.contiguous();
+      tensor = original.detach().clone(at::MemoryFormat::Contiguous);
       originals_and_copies_.emplace_back(original, tensor);
     }
   }
@@ -22,6 +29,14 @@ void ContiguousCopies::write_back() const {
   // The result of a collective is no step that autograd knows of, also for a leaf.
   at::NoGradGuard no_grad;
   for (const auto& [original, copy] : originals_and_copies_) original.copy_(copy);
+}
+
+void hide_from_python(std::vector<std::vector<at::Tensor>>& lists) {
+  for (auto& list : lists) {
+    for (auto& tensor : list) {
+      if (tensor.layout() == at::kStrided) tensor = tensor.detach();
+    }
+  }
 }
 
 }  // namespace gflow

@@ -3,8 +3,8 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "arguments.h"
-#include "contiguous.h"
 #include "describe.h"
+#include "exchanged_tensors.h"
 #include "gil.h"
 #include "torch_operation.h"
 
@@ -71,29 +71,33 @@ Backend& GflowBackend::inner_for(at::Device device) const {
   return *cuda_;
 }
 
-template <typename Start>
+template <typename CallOptions, typename Start>
 WorkPtr GflowBackend::collective(const char* title, CallDescription call, at::Device device,
-                                 Milliseconds timeout, TensorLists outputs, TensorLists inputs,
+                                 const CallOptions& opts, TensorLists outputs, TensorLists inputs,
                                  Start start) {
   Backend& inner = inner_for(device);
   if (!device.is_cpu()) return start(inner, outputs, inputs);
 
-  const auto limit = timeout > Milliseconds::zero() ? timeout : timeout_.load();
+  const auto limit = opts.timeout > Milliseconds::zero() ? opts.timeout : timeout_.load();
   call.timeout_ms = static_cast<uint64_t>(limit.count());
   auto work = c10::make_intrusive<GflowWork>(rank_, static_cast<OpType>(call.kind), title, outputs,
                                              limit, flattened(inputs.empty() ? outputs : inputs));
-  // Made when the collective begins and needed when it ends.
-  auto filled = std::make_shared<std::optional<ContiguousCopies>>();
-  auto begin = [=, gloo = gloo_] {
-    auto contiguous_outputs = outputs;
-    auto contiguous_inputs = inputs;
-    filled->emplace(contiguous_outputs);
-    ContiguousCopies read(contiguous_inputs);
-    return start(*gloo, contiguous_outputs, contiguous_inputs);
+  auto tensors = std::make_shared<ExchangedTensors>(std::move(outputs), std::move(inputs));
+  TorchOperation::Steps steps{
+      .open = [tensors] { return tensors->spans(); },
+      .begin =
+          [tensors, start, gloo = gloo_] {
+            auto [outputs, inputs] = tensors->for_inner();
+            return start(*gloo, outputs, inputs);
+          },
+      .end = [tensors] { tensors->write_back(); },
   };
-  auto end = [filled] { (*filled)->write_back(); };
-  auto operation = std::make_shared<TorchOperation>(work, std::move(begin), std::move(end));
-  work->set_seq(as_backend_error([&] { return group_->submit(std::move(call), operation); }));
+  auto operation = std::make_shared<TorchOperation>(work, std::move(steps));
+  work->set_seq(as_backend_error([&] {
+    if (opts.asyncOp) return group_->submit(std::move(call), operation);
+    WithoutGil without_gil;
+    return group_->submit_and_wait(std::move(call), operation);
+  }));
   return work;
 }
 
@@ -103,7 +107,7 @@ WorkPtr GflowBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& 
   auto call = describe(OpType::BROADCAST, tensors);
   call.complaint = arguments::check_in_place(tensors);
   call.root = static_cast<uint32_t>(opts.rootRank);
-  return collective("gflow:broadcast", std::move(call), device_of(tensors), opts.timeout, {tensors},
+  return collective("gflow:broadcast", std::move(call), device_of(tensors), opts, {tensors},
                     {}, [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
                       return inner.broadcast(outputs[0], opts);
                     });
@@ -123,7 +127,7 @@ WorkPtr GflowBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& 
   call.complaint = arguments::check_in_place(tensors);
   call.reduce_op = opts.reduceOp.op_;
   call.gradient = is_gradient_bucket(tensors, opts);
-  return collective("gflow:all_reduce", std::move(call), device_of(tensors), opts.timeout,
+  return collective("gflow:all_reduce", std::move(call), device_of(tensors), opts,
                     {tensors}, {}, [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
                       return inner.allreduce(outputs[0], opts);
                     });
@@ -133,7 +137,7 @@ WorkPtr GflowBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOp
   auto call = describe(OpType::_ALLREDUCE_SPARSE, tensors);
   call.complaint = arguments::check_in_place(tensors);
   call.reduce_op = opts.reduceOp.op_;
-  return collective("gflow:sparse_all_reduce", std::move(call), device_of(tensors), opts.timeout,
+  return collective("gflow:sparse_all_reduce", std::move(call), device_of(tensors), opts,
                     {tensors}, {}, [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
                       return inner.allreduce_sparse(outputs[0], opts);
                     });
@@ -143,7 +147,7 @@ WorkPtr GflowBackend::allreduce_coalesced(Tensors& tensors,
                                           const c10d::AllreduceCoalescedOptions& opts) {
   auto call = describe(OpType::ALLREDUCE_COALESCED, tensors);
   call.reduce_op = opts.reduceOp.op_;
-  return collective("gflow:all_reduce", std::move(call), device_of(tensors), opts.timeout,
+  return collective("gflow:all_reduce", std::move(call), device_of(tensors), opts,
                     {tensors}, {}, [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
                       return inner.allreduce_coalesced(outputs[0], opts);
                     });
@@ -154,7 +158,7 @@ WorkPtr GflowBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) 
   call.complaint = arguments::check_in_place(tensors);
   call.reduce_op = opts.reduceOp.op_;
   call.root = static_cast<uint32_t>(opts.rootRank);
-  return collective("gflow:reduce", std::move(call), device_of(tensors), opts.timeout, {tensors},
+  return collective("gflow:reduce", std::move(call), device_of(tensors), opts, {tensors},
                     {}, [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
                       return inner.reduce(outputs[0], opts);
                     });
@@ -164,7 +168,7 @@ WorkPtr GflowBackend::allgather(TensorLists& outputs, Tensors& inputs,
                                 const c10d::AllgatherOptions& opts) {
   auto call = describe(OpType::ALLGATHER, inputs);
   call.complaint = arguments::check_one_per_rank("outputs", outputs, inputs, size_);
-  return collective("gflow:all_gather", std::move(call), device_of(inputs), opts.timeout, outputs,
+  return collective("gflow:all_gather", std::move(call), device_of(inputs), opts, outputs,
                     {inputs}, [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
                       return inner.allgather(outputs, inputs[0], opts);
                     });
@@ -174,7 +178,7 @@ WorkPtr GflowBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                       const c10d::AllgatherOptions& opts) {
   auto call = describe(OpType::_ALLGATHER_BASE, {input});
   call.complaint = arguments::check_parts("output", {output}, {input}, size_);
-  return collective("gflow:_all_gather_base", std::move(call), input.device(), opts.timeout,
+  return collective("gflow:_all_gather_base", std::move(call), input.device(), opts,
                     {{output}}, {{input}},
                     [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
                       return inner._allgather_base(outputs[0][0], inputs[0][0], opts);
@@ -185,7 +189,7 @@ WorkPtr GflowBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& opts) {
   auto call = describe(OpType::ALLGATHER_COALESCED, inputs);
   call.complaint = arguments::check_lists_per_rank(outputs, inputs, size_);
-  return collective("gflow:all_gather", std::move(call), device_of(inputs), opts.timeout, outputs,
+  return collective("gflow:all_gather", std::move(call), device_of(inputs), opts, outputs,
                     {inputs}, [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
                       return inner.allgather_coalesced(outputs, inputs[0], opts);
                     });
@@ -195,7 +199,7 @@ WorkPtr GflowBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors&
                                                       const c10d::AllgatherOptions& opts) {
   auto call = describe(kAllGatherIntoTensorCoalesced, inputs);
   call.complaint = arguments::check_parts("output", outputs, inputs, size_);
-  return collective("gflow:all_gather", std::move(call), device_of(inputs), opts.timeout, {outputs},
+  return collective("gflow:all_gather", std::move(call), device_of(inputs), opts, {outputs},
                     {inputs}, [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
                       return inner.allgather_into_tensor_coalesced(outputs[0], inputs[0], opts);
                     });
@@ -208,7 +212,7 @@ WorkPtr GflowBackend::gather(TensorLists& outputs, Tensors& inputs,
     call.complaint = arguments::check_one_per_rank("outputs", outputs, inputs, size_);
   }
   call.root = static_cast<uint32_t>(opts.rootRank);
-  return collective("gflow:gather", std::move(call), device_of(inputs), opts.timeout, outputs,
+  return collective("gflow:gather", std::move(call), device_of(inputs), opts, outputs,
                     {inputs}, [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
                       return inner.gather(outputs, inputs[0], opts);
                     });
@@ -222,7 +226,7 @@ WorkPtr GflowBackend::scatter(Tensors& outputs, TensorLists& inputs,
     call.complaint = arguments::check_one_per_rank("inputs", inputs, outputs, size_);
   }
   call.root = static_cast<uint32_t>(opts.rootRank);
-  return collective("gflow:scatter", std::move(call), device_of(outputs), opts.timeout, {outputs},
+  return collective("gflow:scatter", std::move(call), device_of(outputs), opts, {outputs},
                     inputs, [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
                       return inner.scatter(outputs[0], inputs, opts);
                     });
@@ -233,7 +237,7 @@ WorkPtr GflowBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
   auto call = describe(OpType::REDUCE_SCATTER, flattened(inputs));
   call.complaint = arguments::check_one_per_rank("inputs", inputs, outputs, size_);
   call.reduce_op = opts.reduceOp.op_;
-  return collective("gflow:reduce_scatter", std::move(call), device_of(outputs), opts.timeout,
+  return collective("gflow:reduce_scatter", std::move(call), device_of(outputs), opts,
                     {outputs}, inputs,
                     [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
                       return inner.reduce_scatter(outputs[0], inputs, opts);
@@ -245,7 +249,7 @@ WorkPtr GflowBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input
   auto call = describe(OpType::_REDUCE_SCATTER_BASE, {input});
   call.complaint = arguments::check_parts("input", {input}, {output}, size_);
   call.reduce_op = opts.reduceOp.op_;
-  return collective("gflow:_reduce_scatter_base", std::move(call), input.device(), opts.timeout,
+  return collective("gflow:_reduce_scatter_base", std::move(call), input.device(), opts,
                     {{output}}, {{input}},
                     [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
                       return inner._reduce_scatter_base(outputs[0][0], inputs[0][0], opts);
@@ -257,7 +261,7 @@ WorkPtr GflowBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors&
   auto call = describe(OpType::REDUCE_SCATTER_TENSOR_COALESCED, inputs);
   call.complaint = arguments::check_parts("input", inputs, outputs, size_);
   call.reduce_op = opts.reduceOp.op_;
-  return collective("gflow:reduce_scatter", std::move(call), device_of(inputs), opts.timeout,
+  return collective("gflow:reduce_scatter", std::move(call), device_of(inputs), opts,
                     {outputs}, {inputs},
                     [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
                       return inner.reduce_scatter_tensor_coalesced(outputs[0], inputs[0], opts);
@@ -273,7 +277,7 @@ WorkPtr GflowBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
   if (call.complaint.empty()) {
     call.complaint = arguments::check_splits("output", output, output_splits, size_);
   }
-  return collective("gflow:all_to_all", std::move(call), input.device(), opts.timeout, {{output}},
+  return collective("gflow:all_to_all", std::move(call), input.device(), opts, {{output}},
                     {{input}}, [=](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
                       auto outputs_by_rank = output_splits;
                       auto inputs_by_rank = input_splits;
@@ -286,7 +290,7 @@ WorkPtr GflowBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                const c10d::AllToAllOptions& opts) {
   auto call = describe_all_to_all(outputs, inputs);
   call.complaint = arguments::check_lists(outputs, inputs, size_);
-  return collective("gflow:all_to_all", std::move(call), device_of(inputs), opts.timeout, {outputs},
+  return collective("gflow:all_to_all", std::move(call), device_of(inputs), opts, {outputs},
                     {inputs}, [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
                       return inner.alltoall(outputs[0], inputs[0], opts);
                     });
@@ -296,7 +300,7 @@ WorkPtr GflowBackend::barrier(const c10d::BarrierOptions& opts) {
   const bool cuda = !opts.device_ids.empty() || (opts.device && opts.device->is_cuda());
   return collective(
       "gflow:barrier", describe(OpType::BARRIER, {}), at::Device(cuda ? at::kCUDA : at::kCPU),
-      opts.timeout, {}, {},
+      opts, {}, {},
       [opts](Backend& inner, TensorLists&, TensorLists&) { return inner.barrier(opts); });
 }
 
@@ -327,7 +331,8 @@ WorkPtr GflowBackend::message(OpType kind, const char* title, const at::Tensor& 
       C10_THROW_ERROR(DistBackendError, c10::str(title, " with ", who, " failed: ", error.what()));
     }
   };
-  auto operation = std::make_shared<TorchOperation>(work, nullptr, std::move(end));
+  auto operation =
+      std::make_shared<TorchOperation>(work, TorchOperation::Steps{.end = std::move(end)});
   as_backend_error([&] { group_->submit_aside(operation); });
   return work;
 }
@@ -366,7 +371,11 @@ bool GflowBackend::supportsTensorAlloc(c10::DeviceIndex device) {
 }
 
 at::Tensor GflowBackend::allocateTensor(long size, at::TensorOptions options) {
-  if (options.device().is_cpu()) return buckets_.allocate(size, options);
+  if (options.device().is_cpu()) {
+    const auto bytes = static_cast<size_t>(size) * options.dtype().itemsize();
+    auto shared = as_backend_error([&] { return group_->allocate(bytes); });
+    return buckets_.allocate(size, options, std::move(shared));
+  }
   return inner_for(options.device()).allocateTensor(size, options);
 }
 

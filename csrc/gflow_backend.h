@@ -2,9 +2,11 @@
 // nothing else.
 //
 // A collective on CPU tensors is described, queued in the engine (rust/engine), agreed on by all
-// ranks, and then run by the inner Gloo backend on the engine's thread. A send or a receive runs
-// aside from that queue. What concerns CUDA tensors goes straight to the inner NCCL backend. Every
-// method may be called from any thread; the order of calls is the order of the collectives.
+// ranks, and carried out: by the engine itself, or by the inner Gloo backend where the engine does
+// not (rust/collective/plan.rs says which). A caller that waits anyway runs it on its own thread if
+// nothing else is under way. A send or a receive runs aside from that queue. What concerns CUDA
+// tensors goes straight to the inner NCCL backend. Every method may be called from any thread; the
+// order of calls is the order of the collectives.
 #pragma once
 
 #include <atomic>
@@ -97,10 +99,11 @@ class GflowBackend : public Backend {
   Backend& inner_for(at::Device device) const;
 
   // Queues a collective. `start` begins it on the inner backend that it is given, with the tensors
-  // that it is given: `outputs`, which it fills (or reduces in place), and `inputs`.
-  template <typename Start>
+  // that it is given: `outputs`, which it fills (or reduces in place), and `inputs`. Of `opts` only
+  // what all of torch's option types have is read: the timeout, and whether the caller waits.
+  template <typename CallOptions, typename Start>
   WorkPtr collective(const char* title, CallDescription call, at::Device device,
-                     Milliseconds timeout, TensorLists outputs, TensorLists inputs, Start start);
+                     const CallOptions& opts, TensorLists outputs, TensorLists inputs, Start start);
 
   // Runs a send or a receive that has begun.
   WorkPtr message(c10d::OpType kind, const char* title, const at::Tensor& tensor, int peer,

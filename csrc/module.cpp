@@ -37,14 +37,24 @@ class UsedOnce {
 using PyDoor = UsedOnce<Door>;
 using PyGroup = UsedOnce<Group>;
 
-PyGroup join(PyDoor& door, const std::string& group, int rank,
-             const std::vector<std::string>& labels, const std::vector<std::string>& addresses,
+using Strings = std::vector<std::string>;
+
+rust::Vec<rust::String> to_rust(const Strings& strings) {
+  rust::Vec<rust::String> copies;
+  for (const auto& string : strings) copies.push_back(string);
+  return copies;
+}
+
+PyGroup join(PyDoor& door, const std::string& group, int rank, const Strings& labels,
+             const Strings& addresses, const Strings& hosts, const Strings& entrances,
              const std::string& key, std::chrono::milliseconds timeout) {
   Membership membership{};
   membership.group = group;
   membership.rank = static_cast<uint32_t>(rank);
-  for (const auto& label : labels) membership.labels.push_back(label);
-  for (const auto& address : addresses) membership.addresses.push_back(address);
+  membership.labels = to_rust(labels);
+  membership.addresses = to_rust(addresses);
+  membership.hosts = to_rust(hosts);
+  membership.entrances = to_rust(entrances);
   for (const char byte : key) membership.key.push_back(static_cast<uint8_t>(byte));
   membership.timeout_ms = static_cast<uint64_t>(timeout.count());
   return PyGroup(join_group(door.take(), membership));
@@ -78,11 +88,17 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init([](const std::string& address) { return PyDoor(open_door(address)); }),
            py::arg("address"))
       .def_property_readonly("address",
-                             [](const PyDoor& door) { return std::string(door.look().address()); });
+                             [](const PyDoor& door) { return std::string(door.look().address()); })
+      .def_property_readonly(
+          "entrance", [](const PyDoor& door) { return std::string(door.look().entrance()); });
   m.def("join", &join, no_gil, py::arg("door"), py::arg("group"), py::arg("rank"),
-        py::arg("labels"), py::arg("addresses"), py::arg("key"), py::arg("timeout"),
+        py::arg("labels"), py::arg("addresses"), py::arg("hosts"), py::arg("entrances"),
+        py::arg("key"), py::arg("timeout"),
         "Connects to the other ranks of a new group.");
-  py::class_<PyGroup>(m, "Group", "This rank's place in a group.");
+  py::class_<PyGroup>(m, "Group", "This rank's place in a group.")
+      .def_property_readonly("notice", [](const PyGroup& group) {
+        return std::string(group.look().notice());
+      });
   m.def("make_backend", &make_backend, no_gil, py::arg("group"), py::arg("rank"), py::arg("size"),
         py::arg("timeout"), py::arg("gloo"), py::arg("cuda"));
   m.def("metrics", &metrics, py::arg("backend"));

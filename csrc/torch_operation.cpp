@@ -6,7 +6,6 @@
 #include <string_view>
 #include <typeinfo>
 
-#include "rust/bridge.rs.h"
 
 namespace gflow {
 namespace {
@@ -38,9 +37,15 @@ void TorchOperation::run(const std::function<void()>& step) const {
   }
 }
 
+TensorSpans TorchOperation::open() const {
+  TensorSpans spans;
+  run([&] { spans = steps_.open(); });
+  return spans;
+}
+
 void TorchOperation::start(rust::Box<Done> done) const {
   run([&] {
-    inner_ = begin_();
+    inner_ = steps_.begin();
     c10::intrusive_ptr<c10::ivalue::Future> future;
     try {
       future = inner_->getFuture();
@@ -57,7 +62,7 @@ void TorchOperation::start(rust::Box<Done> done) const {
 void TorchOperation::finish() const {
   run([&] {
     if (inner_) inner_->wait();
-    end_();
+    steps_.end();
   });
 }
 

@@ -10,20 +10,28 @@
 
 #include "bridge/operation.h"
 #include "gflow_work.h"
+#include "rust/bridge.rs.h"
 
 namespace gflow {
 
 class TorchOperation : public Operation {
  public:
-  // `begin` starts a collective on the inner backend; an operation that runs aside has none.
-  // `end` is called when that is over. Both run on the engine's threads; a collective with the grad
-  // mode of this one, which an operation aside does not keep: it may outlive the interpreter.
-  TorchOperation(c10::intrusive_ptr<GflowWork> work,
-                 std::function<c10::intrusive_ptr<c10d::Work>()> begin, std::function<void()> end)
-      : work_(std::move(work)), begin_(std::move(begin)), end_(std::move(end)) {
-    if (begin_) caller_.emplace();
+  // A collective is either opened (the engine carries it out) or begun on the inner backend; an
+  // operation that runs aside is neither. `end` is called when that is over. All run on the
+  // engine's threads or the caller's; a collective with the grad mode of the caller, which an
+  // operation aside does not keep: it may outlive the interpreter.
+  struct Steps {
+    std::function<TensorSpans()> open;
+    std::function<c10::intrusive_ptr<c10d::Work>()> begin;
+    std::function<void()> end;
+  };
+
+  TorchOperation(c10::intrusive_ptr<GflowWork> work, Steps steps)
+      : work_(std::move(work)), steps_(std::move(steps)) {
+    if (steps_.begin) caller_.emplace();
   }
 
+  TensorSpans open() const override;
   void start(rust::Box<Done> done) const override;
   void finish() const override;
   bool broke_connection() const override;
@@ -35,8 +43,7 @@ class TorchOperation : public Operation {
   void run(const std::function<void()>& step) const;
 
   const c10::intrusive_ptr<GflowWork> work_;
-  const std::function<c10::intrusive_ptr<c10d::Work>()> begin_;
-  const std::function<void()> end_;
+  const Steps steps_;
   std::optional<at::ThreadLocalState> caller_;
   // The collective on the inner backend. Only the worker touches it.
   mutable c10::intrusive_ptr<c10d::Work> inner_;

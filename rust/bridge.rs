@@ -4,13 +4,18 @@
 //! C++ exception; a panic that reached cxx would abort the process. C++ exceptions arrive here as
 //! errors with their message. Nothing is decided here.
 
+use crate::collective::assembly::{Assembled, Census, assemble};
 use crate::collective::call::{self, Call, Kind, View};
+use crate::collective::span::{Memory, Span};
 use crate::engine::Engine;
 use crate::engine::operation::Operation;
 use crate::error::{Error, Result};
 use crate::transport::handshake::{KEY_BYTES, Key};
 use crate::transport::interrupt::Interrupt;
-use crate::transport::tcp::{self, Listener};
+use crate::transport::shm::arena::{Allocation, Arena};
+use crate::transport::shm::passing::Entrance;
+use crate::transport::tcp::ConnectError;
+use crate::transport::tcp::reception::{Listener, Reception};
 use cxx::SharedPtr;
 use std::net::{IpAddr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -57,13 +62,30 @@ mod ffi {
         labels: Vec<String>,
         /// One per rank: where it listens, "address:port".
         addresses: Vec<String>,
+        /// One per rank: ranks with the same word share memory if they can.
+        hosts: Vec<String>,
+        /// One per rank: where it takes the memory of others; empty if it cannot.
+        entrances: Vec<String>,
         key: Vec<u8>,
         timeout_ms: u64,
+    }
+
+    /// The memory of one tensor.
+    struct TensorSpan {
+        address: usize,
+        bytes: usize,
+    }
+
+    /// The memory of a collective's tensors.
+    struct TensorSpans {
+        inputs: Vec<TensorSpan>,
+        outputs: Vec<TensorSpan>,
     }
 
     unsafe extern "C++" {
         include!("bridge/operation.h");
         type Operation;
+        fn open(&self) -> Result<TensorSpans>;
         fn start(&self, done: Box<Done>) -> Result<()>;
         fn finish(&self) -> Result<()>;
         fn broke_connection(&self) -> bool;
@@ -78,14 +100,22 @@ mod ffi {
         type Door;
         fn open_door(address: &str) -> Result<Box<Door>>;
         fn address(self: &Door) -> String;
+        fn entrance(self: &Door) -> String;
 
         type Group;
         fn join_group(door: Box<Door>, membership: &Membership) -> Result<Box<Group>>;
+        fn notice(self: &Group) -> String;
         fn submit(
             self: &Group,
             call: CallDescription,
             operation: SharedPtr<Operation>,
         ) -> Result<u64>;
+        fn submit_and_wait(
+            self: &Group,
+            call: CallDescription,
+            operation: SharedPtr<Operation>,
+        ) -> Result<u64>;
+        fn allocate(self: &Group, bytes: usize) -> Result<Box<SharedMemory>>;
         fn submit_aside(self: &Group, operation: SharedPtr<Operation>) -> Result<()>;
         fn check_usable(self: &Group) -> Result<()>;
         fn fence(self: &Group, timeout_ms: u64) -> Result<()>;
@@ -93,6 +123,9 @@ mod ffi {
         fn metrics(self: &Group) -> Result<MetricsSnapshot>;
         fn abort(self: &Group, why: &str) -> Result<()>;
         fn close(self: &Group) -> Result<()>;
+
+        type SharedMemory;
+        fn address(self: &SharedMemory) -> usize;
 
         fn dtype_name(code: u8) -> Result<String>;
         fn close_all_groups() -> Result<()>;
@@ -119,26 +152,47 @@ impl Done {
     }
 }
 
-/// A socket that listens for the ranks of a group that is being made.
-struct Door(Listener);
+/// Where the ranks of a group that is being made can come in.
+struct Door {
+    listener: Listener,
+    /// For the memory of ranks of the same host; none where there are no such sockets.
+    entrance: Option<Entrance>,
+}
 
 fn open_door(address: &str) -> Result<Box<Door>> {
     guard(|| {
         let failed = |why: String| Error::Connect(format!("cannot listen on {address}: {why}"));
         let ip: IpAddr = address.parse().map_err(|_| failed("not an IP address".into()))?;
         let listener = Listener::bind(ip).map_err(|error| failed(error.to_string()))?;
-        Ok(Box::new(Door(listener)))
+        Ok(Box::new(Door { listener, entrance: Entrance::open().ok() }))
     })
 }
 
 impl Door {
     fn address(&self) -> String {
-        self.0.address().to_string()
+        self.listener.address().to_string()
+    }
+
+    fn entrance(&self) -> String {
+        self.entrance.as_ref().map_or(String::new(), |entrance| entrance.name().to_string())
     }
 }
 
 /// One rank's part of a process group.
-struct Group(Arc<Engine>);
+struct Group {
+    engine: Arc<Engine>,
+    arena: Option<Arc<Arena>>,
+    notice: String,
+}
+
+/// Memory of a tensor that the ranks of this host share; without an address where they do not.
+struct SharedMemory(Option<Allocation>);
+
+impl SharedMemory {
+    fn address(&self) -> usize {
+        self.0.as_ref().map_or(0, |allocation| allocation.address() as usize)
+    }
+}
 
 /// Every group of this process, so that all can be closed before the interpreter ends.
 static GROUPS: Mutex<Vec<Weak<Engine>>> = Mutex::new(Vec::new());
@@ -156,15 +210,22 @@ fn join_group(door: Box<Door>, membership: &ffi::Membership) -> Result<Box<Group
         })?;
         let rank = membership.rank as usize;
         let deadline = Instant::now() + timeout;
-        let mesh = tcp::connect(door.0, rank, &addresses, &key, deadline, interrupt.clone())
-            .map_err(|error| unreachable_ranks(&error, membership, timeout))?;
+        let Door { listener, entrance } = *door;
+        let reception =
+            Reception::open(listener, rank, addresses, key, deadline, interrupt.clone())
+                .map_err(|error| Error::Connect(format!("cannot take connections: {error}")))?;
+        let census =
+            Census { hosts: membership.hosts.clone(), entrances: membership.entrances.clone() };
+        let Assembled { fabric, arena, notice } =
+            assemble(reception, entrance, &census, &key, deadline)
+                .map_err(|error| unreachable_ranks(&error, membership, timeout))?;
         let labels = membership.labels.clone();
-        let engine = Engine::start(&membership.group, labels, Box::new(mesh), interrupt)?;
+        let engine = Engine::start(&membership.group, labels, fabric, interrupt)?;
         let engine = Arc::new(engine);
         let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
         groups.retain(|group| group.strong_count() > 0);
         groups.push(Arc::downgrade(&engine));
-        Ok(Box::new(Group(engine)))
+        Ok(Box::new(Group { engine, arena, notice }))
     })
 }
 
@@ -176,7 +237,7 @@ fn parse_addresses(addresses: &[String]) -> Result<Vec<SocketAddr>> {
 }
 
 fn unreachable_ranks(
-    error: &tcp::ConnectError,
+    error: &ConnectError,
     membership: &ffi::Membership,
     timeout: Duration,
 ) -> Error {
@@ -195,56 +256,52 @@ fn unreachable_ranks(
 }
 
 impl Group {
+    fn notice(&self) -> String {
+        self.notice.clone()
+    }
+
     fn submit(
         &self,
         call: ffi::CallDescription,
         operation: SharedPtr<ffi::Operation>,
     ) -> Result<u64> {
+        guard(|| self.engine.submit(read_call(call)?, Arc::new(CxxOperation(operation))))
+    }
+
+    fn submit_and_wait(
+        &self,
+        call: ffi::CallDescription,
+        operation: SharedPtr<ffi::Operation>,
+    ) -> Result<u64> {
+        guard(|| self.engine.submit_and_wait(read_call(call)?, Arc::new(CxxOperation(operation))))
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Box<SharedMemory>> {
         guard(|| {
-            let kind = Kind::from_code(call.kind).ok_or_else(|| {
-                Error::Operation(format!("gflow: unknown kind of collective, code {}", call.kind))
-            })?;
-            let view = View {
-                kind,
-                dtype: call.dtype,
-                reduce_op: call.reduce_op,
-                root: call.root,
-                tensors: call.tensors,
-                numel: call.numel,
-                layout: call.layout,
-            };
-            let call = Call {
-                view,
-                gradient: call.gradient,
-                bytes: call.bytes,
-                sends: call.sends,
-                receives: call.receives,
-                complaint: call.complaint,
-                timeout: milliseconds(call.timeout_ms),
-            };
-            self.0.submit(call, Arc::new(CxxOperation(operation)))
+            let allocation = self.arena.as_ref().and_then(|arena| arena.allocate(bytes));
+            Ok(Box::new(SharedMemory(allocation)))
         })
     }
 
     fn submit_aside(&self, operation: SharedPtr<ffi::Operation>) -> Result<()> {
-        guard(|| self.0.submit_aside(Arc::new(CxxOperation(operation))))
+        guard(|| self.engine.submit_aside(Arc::new(CxxOperation(operation))))
     }
 
     fn check_usable(&self) -> Result<()> {
-        guard(|| self.0.check_usable())
+        guard(|| self.engine.check_usable())
     }
 
     fn fence(&self, timeout_ms: u64) -> Result<()> {
-        guard(|| self.0.fence(milliseconds(timeout_ms)))
+        guard(|| self.engine.fence(milliseconds(timeout_ms)))
     }
 
     fn seq(&self) -> Result<u64> {
-        guard(|| Ok(self.0.seq()))
+        guard(|| Ok(self.engine.seq()))
     }
 
     fn metrics(&self) -> Result<ffi::MetricsSnapshot> {
         guard(|| {
-            let counts = self.0.counts();
+            let counts = self.engine.counts();
             let by_kind = counts.by_kind.into_iter();
             Ok(ffi::MetricsSnapshot {
                 gradient_buckets: counts.gradient_buckets,
@@ -260,17 +317,41 @@ impl Group {
 
     fn abort(&self, why: &str) -> Result<()> {
         guard(|| {
-            self.0.abort(why);
+            self.engine.abort(why);
             Ok(())
         })
     }
 
     fn close(&self) -> Result<()> {
         guard(|| {
-            self.0.close();
+            self.engine.close();
             Ok(())
         })
     }
+}
+
+fn read_call(call: ffi::CallDescription) -> Result<Call> {
+    let kind = Kind::from_code(call.kind).ok_or_else(|| {
+        Error::Operation(format!("gflow: unknown kind of collective, code {}", call.kind))
+    })?;
+    let view = View {
+        kind,
+        dtype: call.dtype,
+        reduce_op: call.reduce_op,
+        root: call.root,
+        tensors: call.tensors,
+        numel: call.numel,
+        layout: call.layout,
+    };
+    Ok(Call {
+        view,
+        gradient: call.gradient,
+        bytes: call.bytes,
+        sends: call.sends,
+        receives: call.receives,
+        complaint: call.complaint,
+        timeout: milliseconds(call.timeout_ms),
+    })
 }
 
 /// The Python name of a torch type, for messages that C++ writes.
@@ -308,6 +389,16 @@ fn milliseconds(value: u64) -> Duration {
 struct CxxOperation(SharedPtr<ffi::Operation>);
 
 impl Operation for CxxOperation {
+    fn open(&self) -> Result<Memory> {
+        let spans = self.0.open().map_err(thrown)?;
+        let read = |list: Vec<ffi::TensorSpan>| {
+            list.into_iter()
+                .map(|span| Span { address: span.address as *mut u8, bytes: span.bytes })
+                .collect()
+        };
+        Ok(Memory { inputs: read(spans.inputs), outputs: read(spans.outputs) })
+    }
+
     fn start(&self, done: Arc<Interrupt>) -> Result<()> {
         self.0.start(Box::new(Done(done))).map_err(thrown)
     }

@@ -1,13 +1,15 @@
 //! The engine of gflow, a `torch.distributed` backend.
 //!
 //! A collective enters through [`bridge`], waits in the queue of its group's [`engine`], is agreed
-//! on with the other ranks by [`collective`] over a [`transport`], runs, and is counted by
-//! [`metrics`]. Dependencies point downward only, in that order. Nothing in this crate knows
+//! on and carried out with the other ranks by [`collective`], which adds up with [`arithmetic`] and
+//! moves bytes over a [`transport`], and is counted by [`metrics`]. Dependencies point downward only, in that order. Nothing in this crate knows
 //! about Python or torch's types, and nothing in it may end the process.
 
+pub mod arithmetic;
 pub mod bridge;
 pub mod collective;
 pub mod engine;
 pub mod error;
 pub mod metrics;
+mod sync;
 pub mod transport;

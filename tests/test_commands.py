@@ -5,6 +5,7 @@ No test may depend on how long something takes, nor on which contender is faster
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -97,6 +98,12 @@ def test_help_does_not_need_torch() -> None:
         (["bench", "allreduce", "--sizes", "6"], "multiple of 4"),
         (["bench", "allreduce", "--seconds", "0"], "'0' is not a number of seconds over 0"),
         (["bench", "allreduce", "--ranks", "1"], "at least 2"),
+        (["bench", "allreduce", "--hosts", "0"], "at least 1"),
+        (["bench", "allreduce", "--hosts", "2", "--rate", "1gb"], "'1gb' is not a rate"),
+        (["bench", "allreduce", "--hosts", "2", "--rate", "1kbit"], "'1kbit' is not a rate"),
+        (["bench", "allreduce", "--hosts", "2", "--rate", "0gbit"], "from 1 Mbit/s to 100 Gbit/s"),
+        (["bench", "allreduce", "--rate", "1gbit"], "one host has no link to limit"),
+        (["bench", "allreduce", "--contenders", "gloo,glue"], "'glue' is not a contender"),
         (["bench", "allreduce", "--json", "/no/such/folder/x.json"], "cannot write"),
         (["bench", "allreduce", "--plot", "picture.doc"], "must end in .png or .svg"),
         (["doctor", "--deadline", "inf"], "'inf' is not a number of seconds over 0"),
@@ -123,6 +130,18 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
         main(["bench", "allreduce", "--plot", "picture.png"])
     assert exit.value.code == 2
     assert "pip install matplotlib" in capsys.readouterr().err
+
+
+def test_several_hosts_without_root_are_refused_with_what_is_needed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gflow.__main__ import main
+
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(SystemExit) as exit:
+        main(["bench", "allreduce", "--hosts", "2"])
+    assert exit.value.code == 2
+    assert "needs root" in capsys.readouterr().err
 
 
 # --- doctor
@@ -184,6 +203,8 @@ def test_a_check_that_breaks_has_failed_and_the_others_go_on() -> None:
 
 
 def test_allreduce_measures_all_contenders_and_writes_what_it_measured(tmp_path: Path) -> None:
+    from gflow.commands.contenders import BACKENDS, LABELS, usual
+
     numbers, picture = tmp_path / "numbers.json", tmp_path / "picture.png"
     options = ["--sizes", "4K,64K", "--seconds", "0.1", "--json", str(numbers)]
     try:
@@ -195,17 +216,99 @@ def test_allreduce_measures_all_contenders_and_writes_what_it_measured(tmp_path:
     done = gflow("bench", "allreduce", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(numbers.read_text())
-    assert report["ranks"] == 2
+    assert (report["ranks"], report["hosts"], report["rate"]) == (2, 1, None)
     assert [row["bytes"] for row in report["rows"]] == [4096, 65536]
+    present = [name for name in usual(hosts=1) if name not in report["left_out"]]
+    assert [name for name in BACKENDS if name not in present] == []
+    # A machine on which MPI is installed, but cannot run, is none that these tests know.
+    for name in ("openmpi", "mpich"):
+        assert (name in present) == bool(shutil.which(f"mpicc.{name}")) or shutil.which("mpicc")
+    assert ("memory-limit" in present) == bool(shutil.which("cc"))
     for row in report["rows"]:
-        assert list(row["contenders"]) == ["gloo", "gflow"]
-        for result in row["contenders"].values():
+        assert list(row["contenders"]) == present
+        for name, result in row["contenders"].items():
             assert all(value > 0 for value in result.values())
             assert result["low_us"] <= result["median_us"] <= result["high_us"]
+            assert ("cpu_s_per_gb" in result) == (name in BACKENDS)
         assert row["ratios"]["gloo/gflow"] > 0
+        assert row["ratios"]["gloo/gflow-bucket"] > 0
+        assert ("mpi/gflow-bucket" in row["ratios"]) == bool({"openmpi", "mpich"} & set(present))
     assert picture.stat().st_size > 0
-    for words in ("4 KiB: Gloo", "64 KiB: Gloo", "gflow GB/s", "Gloo/gflow"):
+    for words in ("4 KiB: gflow", "64 KiB: gflow", "GB/s", "Gloo ÷", "CPU s/GB"):
         assert words in done.stdout
+    title = next(
+        line for line in done.stdout.splitlines() if "gflow bucket" in line and ":" not in line
+    )
+    for name in present:
+        assert LABELS[name] in title
+    assert max(map(len, done.stdout.partition("\n\n")[2].splitlines())) <= 120
+
+
+def test_what_is_not_installed_is_left_out_and_said(tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers.json"
+    options = ["--sizes", "4K", "--seconds", "0.05", "--json", str(numbers)]
+    done = gflow("bench", "allreduce", *options, PATH=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "left out: Open MPI: not installed" in done.stdout
+    assert "left out: MPICH: not installed" in done.stdout
+    assert "left out: memory limit: there is no C compiler" in done.stdout
+    report = json.loads(numbers.read_text())
+    assert list(report["left_out"]) == ["openmpi", "mpich", "memory-limit"]
+    assert list(report["rows"][0]["contenders"]) == ["gflow", "gflow-bucket", "gloo"]
+
+
+def test_an_mpi_that_does_not_start_is_left_out_and_said(tmp_path: Path) -> None:
+    for name, answer in (("mpicc", "echo Open MPI"), ("mpiexec", "echo no luck today; exit 3")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{answer}\n")
+        (tmp_path / name).chmod(0o755)
+    options = ["--contenders", "gloo,openmpi", "--sizes", "4K", "--seconds", "0.05"]
+    done = gflow("bench", "allreduce", *options, PATH=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "left out: Open MPI" in done.stdout
+    assert "did not start its ranks: no luck today" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+def test_ranks_of_mpi_sleep_when_it_is_not_their_turn(name: str, tmp_path: Path) -> None:
+    from gflow.commands import mpi
+    from gflow.commands.left_out import LeftOut
+    from gflow.commands.rank import Rank
+
+    try:
+        details = mpi.build(name, tmp_path)
+    except LeftOut as reason:
+        pytest.skip(str(reason))
+    ranks = mpi.MpiRanks(Rank(0, 2, print), **details)
+    try:
+        ranks.take_size(4096)
+        assert all(seconds > 0 for seconds in ranks.turn(1, 3))
+        pids = running(details["program"])
+        assert len(pids) == 2
+        before = [processor_ticks(pid) for pid in pids]
+        time.sleep(0.3)
+        # One that waits actively takes all of this time; a few ticks are the clock's.
+        assert sum(map(processor_ticks, pids)) - sum(before) <= 6
+    finally:
+        ranks.close()
+    wait_until_gone(pids)
+
+
+def running(program: str) -> list[int]:
+    """The processes whose program it is."""
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [pid for pid in pids if program_of(pid) == program]
+
+
+def program_of(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return ""
+
+
+def processor_ticks(pid: int) -> int:
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return int(user) + int(system)
 
 
 def test_a_rank_that_fails_is_shown_with_its_traceback(
@@ -220,7 +323,7 @@ def test_a_rank_that_fails_is_shown_with_its_traceback(
     run_ranks = ranks.run
     monkeypatch.setattr(ranks, "run", run)
     monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.1)
-    assert main(["bench", "allreduce"]) == 1
+    assert main(["bench", "allreduce", "--contenders", "gloo,gflow"]) == 1
     said = capsys.readouterr().err
     assert "rank 1 raised an exception" in said
     assert "Traceback" in said
@@ -234,6 +337,85 @@ def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
     from gflow.commands.sizes import read_sizes
 
     assert read_sizes(text) == [size]
+
+
+# --- hosts
+
+
+def namespaces_of(pid: int) -> list[str]:
+    done = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    return [line for line in done.stdout.splitlines() if line.startswith(f"gflow-{pid}-")]
+
+
+@pytest.fixture
+def two_hosts_can_be_made() -> None:
+    from gflow.commands.hosts import NoHosts, hosts
+
+    try:
+        with hosts(2, rate=10**9):
+            pass
+    except NoHosts as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.usefixtures("two_hosts_can_be_made")
+def test_hosts_reach_each_other_and_are_gone_after_a_failure() -> None:
+    from gflow.commands.hosts import hosts
+
+    source = (
+        "import errno, socket, sys;"
+        "reached = [socket.socket(family).connect_ex((address, 9)) for family, address in"
+        " zip((socket.AF_INET, socket.AF_INET6), sys.argv[1:])];"
+        # An answer that nobody listens is an answer.
+        "sys.exit(reached != [errno.ECONNREFUSED] * 2)"
+    )
+    with pytest.raises(ArithmeticError), hosts(2, rate=10**8) as (one, other):  # noqa: PT012
+        command = [sys.executable, "-c", source, other.address, other.address6]
+        subprocess.run([*one.prefix, *command], timeout=60, check=True)
+        subprocess.run([*other.prefix, *command], timeout=60, check=True)
+        assert len(namespaces_of(os.getpid())) == 3
+        raise ArithmeticError
+    assert namespaces_of(os.getpid()) == []
+
+
+@pytest.mark.usefixtures("two_hosts_can_be_made")
+def test_allreduce_over_a_link_is_compared_with_the_link(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gflow.__main__ import main
+
+    numbers = tmp_path / "numbers.json"
+    link = ["--hosts", "2", "--ranks", "1", "--rate", "1gbit"]
+    options = ["--sizes", "4K,64K", "--seconds", "0.1", "--json", str(numbers)]
+    assert main(["bench", "allreduce", *link, *options]) == 0
+    assert namespaces_of(os.getpid()) == []
+    said = capsys.readouterr().out
+    report = json.loads(numbers.read_text())
+    assert (report["ranks"], report["hosts"], report["rate"]) == (1, 2, 10**9)
+    assert list(report["left_out"]) == ["openmpi", "mpich", "memory-limit"]
+    for row in report["rows"]:
+        assert list(row["contenders"]) == ["gflow", "gflow-bucket", "gloo", "link-limit"]
+        assert row["ratios"]["link-limit/gflow"] > 0
+    for words in ("left out: Open MPI", "left out: MPICH", "% of link limit"):
+        assert words in said
+
+
+@pytest.mark.usefixtures("two_hosts_can_be_made")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_hosts_are_gone_after_an_interruption(number: signal.Signals) -> None:
+    command = ["bench", "allreduce", "--hosts", "2", "--ranks", "1", "--contenders", "gloo"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "gflow", *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as bench:
+        end = time.monotonic() + 60
+        while len(namespaces_of(bench.pid)) < 3:
+            assert time.monotonic() < end, "no namespaces"
+            time.sleep(0.02)
+        bench.send_signal(number)
+        assert bench.wait(60) != 0
+    assert namespaces_of(bench.pid) == []
 
 
 # --- ranks; what they run is at the top level, where a rank can find it

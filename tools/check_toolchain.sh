@@ -23,9 +23,9 @@ open(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null; then
 fi
 
 if ! command -v cargo >/dev/null; then
-  need "cargo, Rust's build tool (1.88 or newer)" "install Rust with rustup, or your system's packages"
-elif ! cargo_version=$(cargo --version) || ! printf '1.88\n%s\n' "$(cut -d' ' -f2 <<<"$cargo_version")" | sort -C -V; then
-  need "cargo 1.88 or newer (this is ${cargo_version:-unknown})" "rustup update stable"
+  need "cargo, Rust's build tool (1.89 or newer)" "install Rust with rustup, or your system's packages"
+elif ! cargo_version=$(cargo --version) || ! printf '1.89\n%s\n' "$(cut -d' ' -f2 <<<"$cargo_version")" | sort -C -V; then
+  need "cargo 1.89 or newer (this is ${cargo_version:-unknown})" "rustup update stable"
 fi
 
 compiler=${CXX:-g++}

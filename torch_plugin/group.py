@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 from datetime import timedelta
 from typing import Any
@@ -14,6 +16,8 @@ from gflow import native
 from gflow.network import own_address
 from gflow.options import Options, Settings, settle
 from gflow.rendezvous import Card, Party, meet
+
+logger = logging.getLogger("gflow")
 
 #: Everybody is there when connecting starts, so it takes seconds or never ends. (Ctrl-C waits too.)
 CONNECT_TIMEOUT = timedelta(seconds=60)
@@ -38,7 +42,7 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
 
     address = own_address(store, settings["ifname"])
     door = library.Door(address)
-    card = Card.of_this_process(rank, door.address, settings)
+    card = Card.of_this_process(rank, door.address, door.entrance, settings)
     members = backend_options.global_ranks_in_group
     meeting = meet(store, card, Party(group, size, members), settings["secret"], timeout)
 
@@ -49,13 +53,23 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
         rank=rank,
         labels=_labels(meeting.cards, members),
         addresses=[card.address for card in meeting.cards],
+        hosts=[card.host_id for card in meeting.cards],
+        entrances=[card.entrance for card in meeting.cards],
         key=meeting.key,
         timeout=min(timeout, CONNECT_TIMEOUT),
     )
+    _say_once(place.notice)
     inner_store = PrefixStore(meeting.prefix, store)
     gloo = _inner_gloo(PrefixStore("gloo", inner_store), rank, size, timeout, settings, address)
     nccl = _inner_nccl(PrefixStore("nccl", inner_store), rank, size, timeout, backend_options)
     return library.make_backend(place, rank, size, timeout, gloo, nccl)
+
+
+@functools.cache
+def _say_once(notice: str) -> None:
+    # Every further group of the job would have the same to say.
+    if notice:
+        logger.warning("gflow: %s", notice)
 
 
 def _labels(cards: list[Card], global_ranks: list[int]) -> list[str]:

@@ -139,7 +139,7 @@ KNOBS: dict[str, Knob] = {
         _fraction("momentum", "a number from 0, below 1", lambda value: 0 <= value < 1, 0.0),
         _text("timeline", "the path of a file"),
         _text("ifname", "the name of a network interface, such as 'eth0'", in_use=True),
-        _text("host_id", "a word that is the same for ranks that share memory"),
+        _text("host_id", "a word that is the same for ranks that share memory", in_use=True),
         _text("secret", "a word that all ranks of the job know", in_use=True),
     )
 }

@@ -21,6 +21,7 @@ from typing import Any
 
 from torch.distributed import Store
 
+from gflow.host import this_host
 from gflow.options import KNOBS, Settings
 from gflow.version import __version__
 
@@ -51,17 +52,29 @@ class Card:
     """What one rank tells the others about itself."""
 
     rank: int
+    #: Where it listens for other ranks, and for those of its own host.
     address: str
+    entrance: str
     host: str
+    #: Ranks that have the same share memory.
+    host_id: str
     pid: int
     version: str
     settings: dict[str, Any]
 
     @classmethod
-    def of_this_process(cls, rank: int, address: str, settings: Settings) -> Card:
-        """The card of rank ``rank``, which listens on ``address``."""
-        host = socket.gethostname()
-        return cls(rank, address, host, os.getpid(), __version__, settings.to_agree_on())
+    def of_this_process(cls, rank: int, address: str, entrance: str, settings: Settings) -> Card:
+        """The card of rank ``rank``, which listens on ``address`` and at ``entrance``."""
+        return cls(
+            rank=rank,
+            address=address,
+            entrance=entrance,
+            host=socket.gethostname(),
+            host_id=settings["host_id"] or this_host(),
+            pid=os.getpid(),
+            version=__version__,
+            settings=settings.to_agree_on(),
+        )
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,23 @@
 namespace gflow {
 
 struct Done;
+struct TensorSpans;
 
 // The methods are const because Rust shares the object between threads; each says who calls it.
 class Operation {
  public:
   virtual ~Operation() = default;
 
-  // Begins a collective and raises `done` when it is over. Only the worker calls it.
+  // The memory of its tensors, for a collective that the engine carries out itself. Whoever runs
+  // it asks once; the memory stays until the operation is gone.
+  virtual TensorSpans open() const = 0;
+
+  // Begins a collective on the inner backend and raises `done` when it is over. Only whoever runs
+  // it calls it.
   virtual void start(rust::Box<Done> done) const = 0;
 
-  // Waits for what was begun; throws on failure. Called once, by whoever runs the operation.
+  // Waits for what was begun and puts the results where they belong; throws on failure. Called
+  // once, by whoever runs the operation.
   virtual void finish() const = 0;
 
   // Whether it failed because a connection did.

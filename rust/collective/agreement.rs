@@ -6,75 +6,110 @@
 //! data under `join()` sends untagged zeros), so the ranks settle on "yes" if any rank says yes.
 
 use super::call::{Call, Kind, View};
+use super::fabric::Fabric;
 use crate::error::{Error, Result};
-use crate::transport::{Failure, Peers};
+use crate::transport::Failure;
+use crate::transport::frame::MAX_PAYLOAD;
 use std::time::Instant;
 
 /// What the ranks agreed on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agreed {
     /// Handled as a gradient bucket, on every rank.
     pub gradient: bool,
+    /// By rank: where the tensor is in that rank's arena, if it is there.
+    pub offsets: Vec<Option<u64>>,
+}
+
+/// What a rank shows of its tensor, besides the call.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Shown<'a> {
+    /// The tensor itself, if it is small.
+    pub bytes: &'a [u8],
+    /// Where it is in the arena of this rank, if it is there.
+    pub offset: Option<u64>,
 }
 
 /// The names of the ranks of a group, for messages: "rank 1 (host a, pid 7)".
 pub type Labels = [String];
 
-/// Returns once every rank has made the same call as this one.
-pub fn agree(peers: &mut dyn Peers, labels: &Labels, seq: u64, call: &Call) -> Result<Agreed> {
-    if peers.size() == 1 && call.complaint.is_empty() {
-        return Ok(Agreed { gradient: call.gradient });
+/// Returns once every rank has made the same call as this one. What the others showed of their
+/// tensors is then in the inbox of the fabric: see [`shown`].
+pub fn agree(
+    fabric: &mut Fabric,
+    labels: &Labels,
+    seq: u64,
+    call: &Call,
+    own: Shown,
+    deadline: Instant,
+) -> Result<Agreed> {
+    let mut message = Vec::with_capacity(HEADER_BYTES + 8 * call.sends.len() + own.bytes.len());
+    message.extend_from_slice(&Header::of(seq, call, own.offset).encode());
+    for count in &call.sends {
+        message.extend_from_slice(&count.to_le_bytes());
     }
-    let deadline = Instant::now() + call.timeout;
-    let explain = |failure| explain(failure, labels, seq, call);
+    message.extend_from_slice(own.bytes);
+    fabric.swap(&message, deadline).map_err(|failure| explain(failure, labels, seq, call))?;
+    let headers = decode_all(fabric.inbox(), labels)?;
 
-    let sent = peers
-        .swap(&|peer| Header::of(seq, call, peer).encode().to_vec(), deadline)
-        .map_err(explain)?;
-    let headers = decode_all(&sent, peers.rank(), labels)?;
-
-    compare(seq, call, &headers, labels, peers.rank())?;
+    compare(&headers, labels, fabric.rank())?;
     let counted = matches!(call.view.kind, Kind::AllToAll | Kind::AllToAllSingle);
-    let complained = |header: &Header| header.complains;
-    if counted || !call.complaint.is_empty() || headers.iter().flatten().any(complained) {
-        hear_complaints(peers, labels, seq, call, &headers, deadline)?;
+    if counted || headers.iter().any(|header| header.complains) {
+        hear_complaints(fabric, labels, seq, call, deadline)?;
     }
-    let gradient = call.gradient || headers.iter().flatten().any(|header| header.gradient);
-    Ok(Agreed { gradient })
+    let gradient = headers.iter().any(|header| header.gradient);
+    Ok(Agreed { gradient, offsets: headers.into_iter().map(|header| header.offset).collect() })
+}
+
+/// What the ranks have shown of their tensors, by rank; `expected` says how much each should.
+pub fn shown<'a>(
+    fabric: &'a Fabric,
+    labels: &Labels,
+    expected: impl Fn(usize) -> usize,
+) -> Result<Vec<&'a [u8]>> {
+    let part = |(rank, message): (usize, &'a Vec<u8>)| {
+        let bytes = &message[HEADER_BYTES..];
+        if bytes.len() == expected(rank) {
+            return Ok(bytes);
+        }
+        let (came, due) = (bytes.len(), expected(rank));
+        Err(Error::Protocol(format!("{came} bytes of a tensor of {due}, from {}", labels[rank])))
+    };
+    fabric.inbox().iter().enumerate().map(part).collect()
 }
 
 /// What only one rank can see: that its own arguments are wrong, or (the counts of an all-to-all
 /// differ by rank) that a peer sends it what it does not expect. A second swap tells the others,
 /// so that all raise instead of waiting for a rank that has left the collective.
 fn hear_complaints(
-    peers: &mut dyn Peers,
+    fabric: &mut Fabric,
     labels: &Labels,
     seq: u64,
     call: &Call,
-    headers: &[Option<Header>],
     deadline: Instant,
 ) -> Result<()> {
-    let own = peers.rank();
+    let own = fabric.rank();
     let own_arguments = (!call.complaint.is_empty())
         .then(|| format!("{} has wrong arguments: {}", labels[own], call.complaint));
     let counts = || {
-        headers.iter().enumerate().find_map(|(peer, header)| {
-            let header = header.as_ref()?;
-            let expected = call.counts_with(peer).1;
-            (header.sends_you != expected).then(|| {
+        fabric.inbox().iter().enumerate().find_map(|(peer, message)| {
+            let expected = *call.receives.get(peer)?;
+            let sends = count_for(message, own);
+            (sends != Some(expected)).then(|| {
+                let sends = sends.map_or("an unknown number of".into(), |count| count.to_string());
                 format!(
-                    "{} sends {} elements to {}, which expects {expected}",
-                    labels[peer], header.sends_you, labels[own]
+                    "{} sends {sends} elements to {}, which expects {expected}",
+                    labels[peer], labels[own]
                 )
             })
         })
     };
     let verdict = own_arguments.or_else(counts).unwrap_or_default().into_bytes();
-    let mut verdicts = peers
-        .swap(&|_| verdict.clone(), deadline)
+    fabric
+        .swap(&verdict[..verdict.len().min(MAX_PAYLOAD)], deadline)
         .map_err(|failure| explain(failure, labels, seq, call))?;
-    verdicts[own] = verdict;
-    let complaints: Vec<_> = verdicts
+    let complaints: Vec<_> = fabric
+        .inbox()
         .iter()
         .filter(|verdict| !verdict.is_empty())
         .map(|verdict| String::from_utf8_lossy(verdict).into_owned())
@@ -89,43 +124,38 @@ fn hear_complaints(
     )))
 }
 
-fn decode_all(messages: &[Vec<u8>], own: usize, labels: &Labels) -> Result<Vec<Option<Header>>> {
+/// How many elements the sender of `message` has for `rank`, in an all-to-all.
+fn count_for(message: &[u8], rank: usize) -> Option<u64> {
+    let counts = message.get(HEADER_BYTES..)?.as_chunks().0;
+    counts.get(rank).map(|count| u64::from_le_bytes(*count))
+}
+
+fn decode_all(messages: &[Vec<u8>], labels: &Labels) -> Result<Vec<Header>> {
     let decode = |(rank, bytes): (usize, &Vec<u8>)| {
-        if rank == own {
-            return Ok(None);
-        }
         Header::decode(bytes)
-            .map(Some)
             .map_err(|what| Error::Protocol(format!("{what}, from {}", labels[rank])))
     };
     messages.iter().enumerate().map(decode).collect()
 }
 
 /// Fails unless every rank's view is this rank's, naming each different view and who has it.
-fn compare(
-    seq: u64,
-    call: &Call,
-    headers: &[Option<Header>],
-    labels: &Labels,
-    own: usize,
-) -> Result<()> {
-    let view_of = |rank: usize| match &headers[rank] {
-        Some(header) => (header.seq, &header.view),
-        None => (seq, &call.view),
-    };
-    if (0..headers.len()).all(|rank| view_of(rank) == view_of(own)) {
+fn compare(headers: &[Header], labels: &Labels, own: usize) -> Result<()> {
+    let same = |left: &Header, right: &Header| left.seq == right.seq && left.view == right.view;
+    if headers.iter().all(|header| same(header, &headers[own])) {
         return Ok(());
     }
-    let mut views: Vec<((u64, &View), Vec<&str>)> = Vec::new();
-    for (rank, label) in labels.iter().enumerate() {
-        match views.iter_mut().find(|(view, _)| *view == view_of(rank)) {
+    let mut views: Vec<(&Header, Vec<&str>)> = Vec::new();
+    for (header, label) in headers.iter().zip(labels) {
+        match views.iter_mut().find(|(view, _)| same(view, header)) {
             Some((_, ranks)) => ranks.push(label),
-            None => views.push((view_of(rank), vec![label])),
+            None => views.push((header, vec![label])),
         }
     }
     let described: Vec<_> = views
         .iter()
-        .map(|((seq, view), ranks)| format!("{} called {view} as #{seq}", ranks.join(", ")))
+        .map(|(header, ranks)| {
+            format!("{} called {} as #{}", ranks.join(", "), header.view, header.seq)
+        })
         .collect();
     Err(Error::Mismatch(format!(
         "{}. Every rank must make the same call in the same order; no data was exchanged",
@@ -160,19 +190,21 @@ struct Header {
     gradient: bool,
     /// The sender holds its own arguments to be wrong, and will say why.
     complains: bool,
-    /// Elements that the sender of this header has for its receiver, in an all-to-all.
-    sends_you: u64,
+    /// Where the sender's tensor is in its arena.
+    offset: Option<u64>,
 }
 
 const GRADIENT: u8 = 1;
 const COMPLAINS: u8 = 2;
-const HEADER_BYTES: usize = 8 + 4 + 4 + 4 + 8 + 8 + 8;
+/// More than the fields need, so that a tensor behind it is aligned.
+const HEADER_BYTES: usize = 64;
+/// Stands for "not in the arena"; no arena is that large.
+const NOWHERE: u64 = u64::MAX;
 
 impl Header {
-    fn of(seq: u64, call: &Call, peer: usize) -> Header {
-        let sends_you = call.counts_with(peer).0;
+    fn of(seq: u64, call: &Call, offset: Option<u64>) -> Header {
         let complains = !call.complaint.is_empty();
-        Header { seq, view: call.view.clone(), gradient: call.gradient, complains, sends_you }
+        Header { seq, view: call.view.clone(), gradient: call.gradient, complains, offset }
     }
 
     fn encode(&self) -> [u8; HEADER_BYTES] {
@@ -192,15 +224,14 @@ impl Header {
         put(&view.tensors.to_le_bytes());
         put(&view.numel.to_le_bytes());
         put(&view.layout.to_le_bytes());
-        put(&self.sends_you.to_le_bytes());
+        put(&self.offset.unwrap_or(NOWHERE).to_le_bytes());
         bytes
     }
 
     fn decode(bytes: &[u8]) -> std::result::Result<Header, String> {
-        let bytes: &[u8; HEADER_BYTES] = bytes
-            .try_into()
-            .map_err(|_| format!("a header of {} bytes, expected {HEADER_BYTES}", bytes.len()))?;
-        let mut rest = &bytes[..];
+        let Some(mut rest) = bytes.get(..HEADER_BYTES) else {
+            return Err(format!("a header of {} bytes, expected {HEADER_BYTES}", bytes.len()));
+        };
         fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
             let (now, later) = rest.split_first_chunk::<N>().expect("HEADER_BYTES is their sum");
             *rest = later;
@@ -227,7 +258,7 @@ impl Header {
             view,
             gradient: flags & GRADIENT != 0,
             complains: flags & COMPLAINS != 0,
-            sends_you: u64::from_le_bytes(take(&mut rest)),
+            offset: Some(u64::from_le_bytes(take(&mut rest))).filter(|at| *at != NOWHERE),
         })
     }
 }
@@ -236,8 +267,8 @@ impl Header {
 mod tests {
     use super::*;
     use crate::collective::call::tests::all_reduce;
+    use crate::collective::fabric::tests::fabrics;
     use crate::transport::frame::Goodbye;
-    use crate::transport::memory;
     use proptest::prelude::*;
     use std::time::Duration;
 
@@ -245,16 +276,19 @@ mod tests {
         (0..size).map(|rank| format!("rank {rank}")).collect()
     }
 
+    fn agree_on(fabric: &mut Fabric, seq: u64, call: &Call) -> Result<Agreed> {
+        let deadline = Instant::now() + call.timeout;
+        agree(fabric, &labels(fabric.size()), seq, call, Shown::default(), deadline)
+    }
+
     /// Runs `agree` once on every rank, each with its own call, and returns what each rank got.
     fn agree_all(calls: Vec<Call>) -> Vec<Result<Agreed>> {
-        let labels = labels(calls.len());
         std::thread::scope(|scope| {
-            let ranks: Vec<_> = memory::mesh(calls.len())
+            let ranks: Vec<_> = fabrics(calls.len())
                 .into_iter()
                 .zip(calls)
-                .map(|((mut peers, _interrupt), call)| {
-                    let labels = &labels;
-                    scope.spawn(move || agree(&mut peers, labels, 7, &call))
+                .map(|((mut fabric, _interrupt), call)| {
+                    scope.spawn(move || agree_on(&mut fabric, 7, &call))
                 })
                 .collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
@@ -267,9 +301,10 @@ mod tests {
         let sizes = (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<u64>());
         (any::<u64>(), codes, sizes).prop_map(|(seq, codes, sizes)| {
             let (kind, dtype, reduce_op, gradient, complains) = codes;
-            let (root, tensors, numel, layout, sends_you) = sizes;
+            let (root, tensors, numel, layout, offset) = sizes;
             let view = View { kind, dtype, reduce_op, root, tensors, numel, layout };
-            Header { seq, view, gradient, complains, sends_you }
+            let offset = Some(offset).filter(|offset| *offset != NOWHERE);
+            Header { seq, view, gradient, complains, offset }
         })
     }
 
@@ -291,7 +326,8 @@ mod tests {
     fn equal_calls_go_ahead_for_every_world_size() {
         for size in 1..=8 {
             let outcomes = agree_all(vec![all_reduce(4); size]);
-            assert!(outcomes.iter().all(|o| *o == Ok(Agreed { gradient: false })), "{outcomes:?}");
+            let agreed = Agreed { gradient: false, offsets: vec![None; size] };
+            assert!(outcomes.iter().all(|o| *o == Ok(agreed.clone())), "{outcomes:?}");
         }
     }
 
@@ -300,7 +336,7 @@ mod tests {
         let mut calls = vec![all_reduce(4); 3];
         calls[1].gradient = true;
         for outcome in agree_all(calls) {
-            assert_eq!(outcome, Ok(Agreed { gradient: true }));
+            assert!(outcome.unwrap().gradient);
         }
     }
 
@@ -347,11 +383,11 @@ mod tests {
 
     #[test]
     fn a_rank_that_never_calls_is_named_at_the_deadline() {
-        let mut ranks = memory::mesh(2);
+        let mut ranks = fabrics(2);
         let (mut peers, _interrupt) = ranks.remove(0);
         let mut call = all_reduce(4);
         call.timeout = Duration::from_millis(30);
-        let error = agree(&mut peers, &labels(2), 0, &call).unwrap_err();
+        let error = agree_on(&mut peers, 0, &call).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("Timed out") && text.contains("rank 1"), "{text}");
         assert!(!error.leaves_group_usable());
@@ -359,20 +395,20 @@ mod tests {
 
     #[test]
     fn a_peer_that_leaves_is_named_with_its_reason() {
-        let mut ranks = memory::mesh(2);
+        let mut ranks = fabrics(2);
         let (mut leaving, _) = ranks.pop().unwrap();
         let (mut peers, _) = ranks.pop().unwrap();
         leaving.say_goodbye(Goodbye { gave_up: false, reason: "it was shut down".into() });
-        let error = agree(&mut peers, &labels(2), 0, &all_reduce(4)).unwrap_err();
+        let error = agree_on(&mut peers, 0, &all_reduce(4)).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("lost rank 1") && text.contains("it was shut down"), "{text}");
     }
 
     #[test]
     fn an_interrupt_ends_the_wait() {
-        let mut ranks = memory::mesh(2);
+        let mut ranks = fabrics(2);
         let (mut peers, interrupt) = ranks.remove(0);
-        let waiting = std::thread::spawn(move || agree(&mut peers, &labels(2), 0, &all_reduce(4)));
+        let waiting = std::thread::spawn(move || agree_on(&mut peers, 0, &all_reduce(4)));
         interrupt.raise();
         assert!(matches!(waiting.join().unwrap(), Err(Error::Closed(_))));
     }

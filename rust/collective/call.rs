@@ -129,14 +129,6 @@ pub struct Call {
     pub timeout: Duration,
 }
 
-impl Call {
-    /// The counts that concern one peer, 0 where the kind has none.
-    pub fn counts_with(&self, peer: usize) -> (u64, u64) {
-        let at = |list: &[u64]| list.get(peer).copied().unwrap_or(0);
-        (at(&self.sends), at(&self.receives))
-    }
-}
-
 /// The Python name of a torch `ScalarType` code.
 pub fn dtype_name(code: u8) -> String {
     let name = match code {

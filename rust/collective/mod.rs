@@ -1,7 +1,17 @@
-//! What a collective is, and how the ranks make sure that they all mean the same one.
+//! What a collective is, how the ranks make sure that they all mean the same one, and how their
+//! tensors are brought together.
 //!
-//! Nothing here moves tensor data yet: the exact exchange runs in the inner Gloo backend once
-//! [`agreement`] has shown that every rank made the same call.
+//! A collective begins with [`agreement`]; a small one is over with that, because the tensor
+//! travels with the call. [`plan`] says how the others are carried out: [`local`] within a host,
+//! [`ring`] between hosts, [`hosts`] both.
 
 pub mod agreement;
+pub mod assembly;
 pub mod call;
+pub mod fabric;
+pub mod hosts;
+pub mod local;
+pub mod plan;
+pub mod ring;
+pub mod span;
+pub mod topology;

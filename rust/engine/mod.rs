@@ -1,6 +1,6 @@
 //! The engine of a group: a queue, one worker thread, and hands for what may block.
 //!
-//! `submit` never blocks. Whatever is submitted is settled exactly once, by whoever ran it, by
+//! `submit` never blocks, unless the caller asks to wait. Whatever is submitted is settled exactly once, by whoever ran it, by
 //! `abort` or by `close`. Nothing here may wait without a bound for a thread that may be stuck.
 
 mod hands;
@@ -9,9 +9,9 @@ pub mod queue;
 mod worker;
 
 use crate::collective::call::Call;
+use crate::collective::fabric::Fabric;
 use crate::error::{Error, Result};
 use crate::metrics::{Counters, Counts};
-use crate::transport::Peers;
 use crate::transport::interrupt::Interrupt;
 use hands::{Hands, on_a_hand};
 use operation::Operation;
@@ -40,6 +40,8 @@ pub struct Engine {
 /// What the worker and the callers share.
 struct Shared {
     queue: Queue,
+    /// Locked by whoever runs a collective; the queue sees to it that this is one at a time.
+    fabric: Mutex<Fabric>,
     labels: Vec<String>,
     counters: Counters,
     hands: Arc<Hands>,
@@ -68,11 +70,12 @@ impl Engine {
     pub fn start(
         name: &str,
         labels: Vec<String>,
-        mut peers: Box<dyn Peers>,
+        fabric: Fabric,
         interrupt: Arc<Interrupt>,
     ) -> Result<Engine> {
         let shared = Arc::new(Shared {
             queue: Queue::default(),
+            fabric: Mutex::new(fabric),
             labels,
             counters: Counters::default(),
             hands: Arc::default(),
@@ -83,7 +86,7 @@ impl Engine {
         std::thread::Builder::new()
             .name(format!("gflow-{name}"))
             .spawn(move || {
-                worker::serve(&seen_by_worker, peers.as_mut());
+                worker::serve(&seen_by_worker);
                 seen_by_worker.activity().worker_ended = true;
                 seen_by_worker.changed.notify_all();
             })
@@ -96,6 +99,20 @@ impl Engine {
     pub fn submit(&self, call: Call, operation: Arc<dyn Operation>) -> Result<u64> {
         self.refuse_forks()?;
         self.shared.queue.push(call, operation)
+    }
+
+    /// The same for a caller that waits for the outcome anyway: if nothing else runs, the
+    /// collective runs on the caller's thread, which saves waking another twice.
+    pub fn submit_and_wait(&self, call: Call, operation: Arc<dyn Operation>) -> Result<u64> {
+        self.refuse_forks()?;
+        match self.shared.queue.take_or_push(call, operation)? {
+            Ok(job) => {
+                let seq = job.seq;
+                worker::run(&self.shared, job);
+                Ok(seq)
+            }
+            Err(seq) => Ok(seq),
+        }
     }
 
     /// Runs an operation that is no collective, aside from the queue: a send or a receive.
@@ -265,6 +282,11 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    fn fabric(&self) -> MutexGuard<'_, Fabric> {
+        // After a panic the group is over, but its peers must still be told.
+        self.fabric.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn activity(&self) -> MutexGuard<'_, Activity> {
         // Valid after every statement, so a panic elsewhere does not spoil it.
         self.activity.lock().unwrap_or_else(PoisonError::into_inner)
@@ -272,12 +294,23 @@ impl Shared {
 }
 
 #[cfg(test)]
+mod whole_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::collective::call::tests::all_reduce;
-    use crate::transport::memory;
+    use crate::collective::call::{Kind, View};
+    use crate::collective::fabric::tests::fabrics;
+    use crate::collective::span::Memory;
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::Instant;
+
+    /// A call that the inner backend carries out.
+    fn gather(numel: u64) -> Call {
+        let call = all_reduce(numel);
+        Call { view: View { kind: Kind::Gather, ..call.view }, ..call }
+    }
 
     fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -295,6 +328,10 @@ mod tests {
     }
 
     impl Operation for Probe {
+        fn open(&self) -> Result<Memory> {
+            Err(Error::Operation("a probe has no tensors".into()))
+        }
+
         fn start(&self, done: Arc<Interrupt>) -> Result<()> {
             done.raise();
             Ok(())
@@ -344,10 +381,10 @@ mod tests {
 
     fn engines(size: usize) -> Vec<Engine> {
         let labels: Vec<_> = (0..size).map(|rank| format!("rank {rank}")).collect();
-        memory::mesh(size)
+        fabrics(size)
             .into_iter()
-            .map(|(peers, interrupt)| {
-                Engine::start("test", labels.clone(), Box::new(peers), interrupt).unwrap()
+            .map(|(fabric, interrupt)| {
+                Engine::start("test", labels.clone(), fabric, interrupt).unwrap()
             })
             .collect()
     }
@@ -368,7 +405,7 @@ mod tests {
                     lock(&order).push(number);
                     Ok(())
                 });
-                assert_eq!(engine.submit(all_reduce(4), operation).unwrap(), number);
+                assert_eq!(engine.submit(gather(4), operation).unwrap(), number);
                 outcomes.push(outcome);
             }
         }
@@ -380,15 +417,49 @@ mod tests {
     }
 
     #[test]
+    fn who_waits_anyway_runs_the_collective_itself_unless_another_runs() {
+        let engine = engines(1).remove(0);
+        let here = std::thread::current().id();
+        let (sender, ran_on) = channel();
+        let sender = Mutex::new(sender);
+        let note_thread = move || {
+            let _ = lock(&sender).send(std::thread::current().id());
+            Ok(())
+        };
+        let note_thread = Arc::new(note_thread);
+        let note = note_thread.clone();
+        let (operation, settled) = probe(move || note());
+        assert_eq!(engine.submit_and_wait(gather(4), operation).unwrap(), 1);
+        // Over when the call returns.
+        assert_eq!(settled.try_recv(), Ok(Ok(())));
+        assert_eq!(ran_on.recv().unwrap(), here);
+
+        let (release, released) = channel::<()>();
+        let released = Mutex::new(released);
+        let (slow, slow_settled) = probe(move || {
+            let _ = lock(&released).recv_timeout(Duration::from_secs(10));
+            Ok(())
+        });
+        engine.submit(gather(4), slow).unwrap();
+        let (operation, settled) = probe(move || note_thread());
+        assert_eq!(engine.submit_and_wait(gather(4), operation).unwrap(), 3);
+        assert!(settled.try_recv().is_err());
+        release.send(()).unwrap();
+        assert_eq!(outcome(&slow_settled), Ok(()));
+        assert_eq!(outcome(&settled), Ok(()));
+        assert_ne!(ran_on.recv().unwrap(), here);
+    }
+
+    #[test]
     fn a_panic_in_an_operation_is_an_error_and_the_engine_lives_long_enough_to_say_so() {
         let engine = engines(1).remove(0);
         let (operation, settled) = probe(|| panic!("an unlucky number"));
-        engine.submit(all_reduce(4), operation).unwrap();
+        engine.submit(gather(4), operation).unwrap();
         let text = outcome(&settled).unwrap_err();
         assert!(text.contains("an unlucky number") && text.contains("bug in gflow"), "{text}");
         let (operation, _settled) = probe(|| Ok(()));
         // Nobody knows what a panic left behind, so the group is over, with that reason.
-        let later = engine.submit(all_reduce(4), operation).map(|_| ()).map_err(|e| e.to_string());
+        let later = engine.submit(gather(4), operation).map(|_| ()).map_err(|e| e.to_string());
         assert!(later.is_err() || outcome(&_settled).is_err());
     }
 
@@ -397,8 +468,8 @@ mod tests {
         let engine = engines(1).remove(0);
         let (failing, failed) = probe(|| Err(Error::Operation("no BAND of floats".into())));
         let (working, worked) = probe(|| Ok(()));
-        engine.submit(all_reduce(4), failing).unwrap();
-        engine.submit(all_reduce(4), working).unwrap();
+        engine.submit(gather(4), failing).unwrap();
+        engine.submit(gather(4), working).unwrap();
         assert_eq!(outcome(&failed), Err("no BAND of floats".into()));
         assert_eq!(outcome(&worked), Ok(()));
     }
@@ -412,8 +483,8 @@ mod tests {
         let (first, _) = with_callback(move || {
             let _ = waited.send(outcome(&lock(&second_settled)));
         });
-        engine.submit(all_reduce(4), first).unwrap();
-        engine.submit(all_reduce(4), second).unwrap();
+        engine.submit(gather(4), first).unwrap();
+        engine.submit(gather(4), second).unwrap();
         assert_eq!(has_waited.recv_timeout(Duration::from_secs(10)), Ok(Ok(())));
     }
 
@@ -439,7 +510,7 @@ mod tests {
         }
         // The last one submitted is the only one that waits for nobody.
         for operation in operations.into_iter().rev() {
-            engine.submit(all_reduce(4), operation).unwrap();
+            engine.submit(gather(4), operation).unwrap();
         }
         for _ in 0..DEPTH {
             is_done.recv_timeout(Duration::from_secs(10)).expect("no deadlock");
@@ -451,7 +522,7 @@ mod tests {
         let mut engines = engines(2);
         let engine = engines.remove(0);
         let (operation, stuck) = probe(|| Ok(()));
-        engine.submit(all_reduce(4), operation).unwrap();
+        engine.submit(gather(4), operation).unwrap();
         let (unblock, blocked) = channel::<()>();
         let blocked = Mutex::new(blocked);
         let (receive, received) = probe(move || {
@@ -476,9 +547,9 @@ mod tests {
         let mut pair = engines(2);
         let waiting_for_peer = pair.remove(0);
         let (operation, waiting) = probe(|| Ok(()));
-        waiting_for_peer.submit(all_reduce(4), operation).unwrap();
+        waiting_for_peer.submit(gather(4), operation).unwrap();
         let (operation, queued) = probe(|| Ok(()));
-        waiting_for_peer.submit(all_reduce(4), operation).unwrap();
+        waiting_for_peer.submit(gather(4), operation).unwrap();
         waiting_for_peer.abort("aborted by a test");
         assert!(outcome(&waiting).unwrap_err().contains("aborted by a test"));
         assert!(outcome(&queued).unwrap_err().contains("aborted by a test"));
@@ -492,7 +563,7 @@ mod tests {
             let _ = lock(&released).recv();
             Ok(())
         });
-        stuck.submit(all_reduce(4), operation).unwrap();
+        stuck.submit(gather(4), operation).unwrap();
         has_started.recv().unwrap();
         let (never, is_never) = channel::<()>();
         let is_never = Mutex::new(is_never);
@@ -514,7 +585,7 @@ mod tests {
         let mut engines = engines(2);
         let engine = engines.remove(0);
         let (operation, settled) = probe(|| Ok(()));
-        engine.submit(all_reduce(4), operation).unwrap();
+        engine.submit(gather(4), operation).unwrap();
         let start = Instant::now();
         drop(engine);
         assert!(start.elapsed() < DRAIN_LIMIT + STOP_LIMIT + Duration::from_secs(5));
@@ -527,11 +598,11 @@ mod tests {
         let late = engines.pop().unwrap();
         let early = engines.pop().unwrap();
         let (operation, settled) = probe(|| Ok(()));
-        early.submit(all_reduce(4), operation).unwrap();
+        early.submit(gather(4), operation).unwrap();
         let closing = std::thread::spawn(move || drop(early));
         std::thread::sleep(Duration::from_millis(100));
         let (operation, _) = probe(|| Ok(()));
-        late.submit(all_reduce(4), operation).unwrap();
+        late.submit(gather(4), operation).unwrap();
         assert_eq!(outcome(&settled), Ok(()));
         closing.join().unwrap();
     }
@@ -542,18 +613,18 @@ mod tests {
         let leaving = Arc::new(Mutex::new(engines.pop()));
         let survivor = engines.pop().unwrap();
         let (operation, _) = probe(|| Ok(()));
-        lock(&leaving).as_ref().unwrap().submit(all_reduce(4), operation).unwrap();
+        lock(&leaving).as_ref().unwrap().submit(gather(4), operation).unwrap();
         let breaking = move || {
             lock(&leaving).take().unwrap().abort("out of memory");
             Err(Error::Operation("connection reset by 192.0.2.7".into()))
         };
         let (operation, settled) = new_probe(Box::new(breaking), None, true);
-        survivor.submit(all_reduce(4), operation).unwrap();
+        survivor.submit(gather(4), operation).unwrap();
         let text = outcome(&settled).unwrap_err();
-        let parts = ["all_reduce of 4 elements", "#1"];
+        let parts = ["gather of 4 elements", "#1"];
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");
         let (late, _) = probe(|| Ok(()));
-        assert!(survivor.submit(all_reduce(4), late).is_err());
+        assert!(survivor.submit(gather(4), late).is_err());
     }
 
     #[test]
@@ -564,6 +635,9 @@ mod tests {
         /// An operation that the inner backend never finishes.
         struct Endless(Probe);
         impl Operation for Endless {
+            fn open(&self) -> Result<Memory> {
+                self.0.open()
+            }
             fn start(&self, _done: Arc<Interrupt>) -> Result<()> {
                 Ok(())
             }
@@ -587,10 +661,10 @@ mod tests {
             settled: Mutex::new(Some(sender)),
             breaks_connection: false,
         };
-        waiting.submit(all_reduce(4), Arc::new(Endless(probe_of))).unwrap();
+        waiting.submit(gather(4), Arc::new(Endless(probe_of))).unwrap();
         let failing = || Err(Error::Operation("no memory".into()));
         let (operation, _) = new_probe(Box::new(failing), None, true);
-        giving_up.submit(all_reduce(4), operation).unwrap();
+        giving_up.submit(gather(4), operation).unwrap();
         let text = outcome(&settled).unwrap_err();
         assert!(text.contains("lost rank 1") && text.contains("no memory"), "{text}");
     }
@@ -604,13 +678,13 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(50));
                 Ok(())
             });
-            engine.submit(all_reduce(4), operation).unwrap();
+            engine.submit(gather(4), operation).unwrap();
             outcomes.push(settled);
         }
         engines[0].fence(Duration::from_secs(10)).unwrap();
         assert_eq!(outcomes[0].try_recv(), Ok(Ok(())));
         let (operation, _) = probe(|| Ok(()));
-        engines[0].submit(all_reduce(4), operation).unwrap();
+        engines[0].submit(gather(4), operation).unwrap();
         let error = engines[0].fence(Duration::from_millis(20)).unwrap_err();
         assert!(error.to_string().contains("#2 to #2"), "{error}");
     }
@@ -623,7 +697,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(200));
             let _ = finished.send(());
         });
-        engine.submit(all_reduce(4), operation).unwrap();
+        engine.submit(gather(4), operation).unwrap();
         outcome(&settled).unwrap();
         engine.close();
         assert_eq!(is_finished.try_recv(), Ok(()));
@@ -635,15 +709,15 @@ mod tests {
         drop(engines.pop());
         let survivor = engines.pop().unwrap();
         let (operation, settled) = probe(|| Ok(()));
-        survivor.submit(all_reduce(4), operation).unwrap();
+        survivor.submit(gather(4), operation).unwrap();
         let first = outcome(&settled).unwrap_err();
         assert!(first.contains("lost rank 1"), "{first}");
         let (operation, _) = probe(|| Ok(()));
-        let mut later = survivor.submit(all_reduce(4), operation).map_err(|e| e.to_string());
+        let mut later = survivor.submit(gather(4), operation).map_err(|e| e.to_string());
         while later.is_ok() {
             // The queue is closed right after the first was settled.
             let (operation, _) = probe(|| Ok(()));
-            later = survivor.submit(all_reduce(4), operation).map_err(|e| e.to_string());
+            later = survivor.submit(gather(4), operation).map_err(|e| e.to_string());
         }
         assert_eq!(later.unwrap_err(), first);
     }

@@ -1,13 +1,15 @@
 //! The queue of a group: collectives in the order in which the program called them.
 //!
-//! It is closed once, with a reason that every later call gets. It never drops an operation: what
-//! cannot run any more is given back to be settled.
+//! One collective runs at a time: whoever takes a job says when it is over. It is closed once, with
+//! a reason that every later call gets. It never drops an operation: what cannot run any more is
+//! given back to be settled.
 
 use super::operation::Operation;
 use crate::collective::call::Call;
 use crate::error::Error;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 /// One collective on its way.
 pub struct Job {
@@ -20,7 +22,8 @@ pub struct Job {
 #[derive(Default)]
 pub struct Queue {
     state: Mutex<State>,
-    arrived: Condvar,
+    /// Only the worker waits for it.
+    changed: Condvar,
 }
 
 #[derive(Default)]
@@ -28,6 +31,8 @@ struct State {
     jobs: VecDeque<Job>,
     /// The number of the newest collective.
     seq: u64,
+    /// Somebody has taken a job and is not done with it.
+    busy: bool,
     closed: Option<Error>,
 }
 
@@ -36,25 +41,61 @@ impl Queue {
     pub fn push(&self, call: Call, operation: Arc<dyn Operation>) -> Result<u64, Error> {
         let mut state = self.lock();
         state.check_open()?;
-        state.seq += 1;
-        let seq = state.seq;
-        state.jobs.push_back(Job { seq, call, operation });
+        let job = state.number(call, operation);
+        let seq = job.seq;
+        state.jobs.push_back(job);
         drop(state);
-        self.arrived.notify_one();
+        self.changed.notify_one();
         Ok(seq)
     }
 
-    /// The next job; sleeps until there is one. `None` once the queue is closed and empty.
+    /// A job that the caller runs itself, because nothing runs or waits; else it is appended and
+    /// its number returned. A job that was taken ends with [`Queue::done`].
+    pub fn take_or_push(
+        &self,
+        call: Call,
+        operation: Arc<dyn Operation>,
+    ) -> Result<Result<Job, u64>, Error> {
+        let mut state = self.lock();
+        state.check_open()?;
+        let job = state.number(call, operation);
+        if !state.busy && state.jobs.is_empty() {
+            state.busy = true;
+            return Ok(Ok(job));
+        }
+        let seq = job.seq;
+        state.jobs.push_back(job);
+        drop(state);
+        self.changed.notify_one();
+        Ok(Err(seq))
+    }
+
+    /// The next job; sleeps until there is one and nobody else is at one. It ends with
+    /// [`Queue::done`]. `None` once the queue is closed, empty and at rest.
     pub fn pop(&self) -> Option<Job> {
         let mut state = self.lock();
         loop {
-            if let Some(job) = state.jobs.pop_front() {
-                return Some(job);
+            if !state.busy {
+                if let Some(job) = state.jobs.pop_front() {
+                    state.busy = true;
+                    return Some(job);
+                }
+                if state.closed.is_some() {
+                    return None;
+                }
             }
-            if state.closed.is_some() {
-                return None;
-            }
-            state = self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The job that was taken is over.
+    pub fn done(&self) {
+        let mut state = self.lock();
+        state.busy = false;
+        let awaited = !state.jobs.is_empty() || state.closed.is_some();
+        drop(state);
+        if awaited {
+            self.changed.notify_one();
         }
     }
 
@@ -66,7 +107,7 @@ impl Queue {
     /// Takes no more jobs; those already here can still be popped. The first reason stays.
     pub fn close(&self, reason: Error) {
         self.lock().closed.get_or_insert(reason);
-        self.arrived.notify_all();
+        self.changed.notify_all();
     }
 
     /// Takes out every job that has not been popped.
@@ -79,14 +120,78 @@ impl Queue {
         self.lock().seq
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         // The state is valid after every statement, so a panic elsewhere does not spoil it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
+    fn number(&mut self, call: Call, operation: Arc<dyn Operation>) -> Job {
+        self.seq += 1;
+        Job { seq: self.seq, call, operation }
+    }
+
     fn check_open(&self) -> Result<(), Error> {
         self.closed.clone().map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use super::*;
+    use crate::collective::call::tests::all_reduce;
+    use crate::collective::span::Memory;
+    use crate::sync::atomic::{AtomicU64, Ordering};
+    use crate::transport::interrupt::Interrupt;
+
+    struct Nothing;
+
+    impl Operation for Nothing {
+        fn open(&self) -> Result<Memory, Error> {
+            Ok(Memory::default())
+        }
+        fn start(&self, _done: Arc<Interrupt>) -> Result<(), Error> {
+            Ok(())
+        }
+        fn finish(&self) -> Result<(), Error> {
+            Ok(())
+        }
+        fn broke_connection(&self) -> bool {
+            false
+        }
+        fn settle(&self, _error: Option<&Error>) -> bool {
+            false
+        }
+        fn notify(&self) {}
+    }
+
+    /// One caller that waits, one that does not, and the worker: every job runs once, one at a
+    /// time and in the order of its number, and the worker ends when the queue is closed.
+    #[test]
+    fn jobs_run_one_at_a_time_in_order_whoever_runs_them() {
+        loom::model(|| {
+            let queue = loom::sync::Arc::new(Queue::default());
+            let last = loom::sync::Arc::new(AtomicU64::new(0));
+            let run = |queue: &Queue, last: &AtomicU64, job: Job| {
+                // If two ran at a time, or in another order, this would not be the one before.
+                assert_eq!(last.load(Ordering::Relaxed), job.seq - 1);
+                last.store(job.seq, Ordering::Relaxed);
+                queue.done();
+            };
+            let (of_worker, of_last) = (queue.clone(), last.clone());
+            let worker = loom::thread::spawn(move || {
+                while let Some(job) = of_worker.pop() {
+                    run(&of_worker, &of_last, job);
+                }
+            });
+            queue.push(all_reduce(1), Arc::new(Nothing)).unwrap();
+            if let Ok(job) = queue.take_or_push(all_reduce(1), Arc::new(Nothing)).unwrap() {
+                run(&queue, &last, job);
+            }
+            queue.close(Error::Closed("the end of the model".into()));
+            worker.join().unwrap();
+            assert_eq!(last.load(Ordering::Relaxed), 2);
+        });
     }
 }

@@ -1,18 +1,21 @@
 //! The worker of a group: takes one collective after the other, agrees, runs and settles it.
 //!
-//! It is the one place where a collective meets the other ranks. It must never end because of an
-//! operation: errors and panics are settled like results.
+//! This is the one place where a collective meets the other ranks; [`run`] is called on the
+//! worker's thread, or on the caller's if it wants to wait and nothing else runs. It must never
+//! end because of an operation: errors and panics are settled like results.
 
 use super::Shared;
 use super::queue::Job;
-use crate::collective::agreement::{Agreed, agree, explain};
+use crate::collective::agreement::{Agreed, Shown, agree, explain, shown};
+use crate::collective::fabric::Fabric;
+use crate::collective::plan::Plan;
 use crate::error::{Error, Result};
+use crate::transport::Failure;
 use crate::transport::frame::Goodbye;
 use crate::transport::interrupt::Interrupt;
-use crate::transport::{Failure, Peers};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// An operation has a timeout of its own; this one only keeps sums of times from overflowing.
 const NO_LIMIT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
@@ -20,35 +23,79 @@ const NO_LIMIT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// together, so this only has to cover the time between two packets.
 const LOSS_LIMIT: Duration = Duration::from_millis(100);
 
-/// Serves the queue until it is closed and empty.
-pub fn serve(shared: &Arc<Shared>, peers: &mut dyn Peers) {
+/// Serves the queue until it is closed, empty and at rest.
+pub fn serve(shared: &Arc<Shared>) {
     while let Some(job) = shared.queue.pop() {
-        shared.begin(&job.operation);
-        let outcome = catch_unwind(AssertUnwindSafe(|| perform(shared, peers, &job)))
-            .unwrap_or_else(|payload| Err(Error::from_panic(payload)));
-        if let Ok(agreed) = &outcome {
-            shared.counters.count(&job.call, *agreed);
-        }
-        let error = outcome.err().map(|error| match error {
-            // Interrupted: why is what closed the queue.
-            Error::Closed(_) => shared.queue.check_open().err().unwrap_or(error),
-            other => other,
-        });
-        if let Some(error) = error.as_ref().filter(|error| !error.leaves_group_usable()) {
-            // The ranks may be out of step: everything after this would be a guess.
-            peers.say_goodbye(Goodbye { gave_up: true, reason: format!("it gave up: {error}") });
-            shared.fail(error);
-        }
-        shared.settle(&job.operation, error.as_ref());
-        shared.end_collective(&job);
+        run(shared, job);
     }
     let reason = "it left the group (destroyed, or its program ended)".to_string();
-    peers.say_goodbye(Goodbye { gave_up: false, reason });
+    shared.fabric().say_goodbye(Goodbye { gave_up: false, reason });
 }
 
-fn perform(shared: &Shared, peers: &mut dyn Peers, job: &Job) -> Result<Agreed> {
+/// Carries out a job that was taken from the queue.
+pub fn run(shared: &Arc<Shared>, job: Job) {
+    shared.begin(&job.operation);
+    let mut fabric = shared.fabric();
+    let outcome = catch_unwind(AssertUnwindSafe(|| perform(shared, &mut fabric, &job)))
+        .unwrap_or_else(|payload| Err(Error::from_panic(payload)));
+    if let Ok(agreed) = &outcome {
+        shared.counters.count(&job.call, agreed);
+    }
+    let error = outcome.err().map(|error| match error {
+        // Interrupted: why is what closed the queue.
+        Error::Closed(_) => shared.queue.check_open().err().unwrap_or(error),
+        other => other,
+    });
+    if let Some(error) = error.as_ref().filter(|error| !error.leaves_group_usable()) {
+        // The ranks may be out of step: everything after this would be a guess.
+        fabric.say_goodbye(Goodbye { gave_up: true, reason: format!("it gave up: {error}") });
+        shared.fail(error);
+    }
+    drop(fabric);
+    shared.settle(&job.operation, error.as_ref());
+    shared.end_collective(&job);
+    shared.queue.done();
+}
+
+fn perform(shared: &Shared, fabric: &mut Fabric, job: &Job) -> Result<Agreed> {
+    let plan = Plan::of(&job.call.view, fabric.size(), fabric.topology());
+    match plan.filter(|_| job.call.complaint.is_empty()) {
+        Some(plan) => perform_here(shared, fabric, job, plan),
+        None => perform_inside(shared, fabric, job),
+    }
+}
+
+/// Carries a collective out by the engine's own means.
+fn perform_here(shared: &Shared, fabric: &mut Fabric, job: &Job, plan: Plan) -> Result<Agreed> {
     let explain = |failure: Failure| explain(failure, &shared.labels, job.seq, &job.call);
-    let agreed = agree(peers, &shared.labels, job.seq, &job.call)?;
+    let deadline = Instant::now() + job.call.timeout;
+    // A rank that cannot even begin has not taken part, so the group cannot go on.
+    let mut memory = job.operation.open().map_err(|error| broken(job, &error))?;
+    plan.arrange(&mut memory, fabric.size());
+
+    let is_small = plan.bytes(&memory) <= fabric.inline_bytes();
+    let to_show = plan.to_show(&memory, fabric.rank());
+    let own = if is_small {
+        // SAFETY: the tensor is the operation's until it is over, and nobody writes it now.
+        Shown { bytes: unsafe { to_show.as_slice() }, offset: None }
+    } else {
+        Shown { bytes: &[], offset: fabric.offset_of(to_show.address, to_show.bytes) }
+    };
+    let agreed = agree(fabric, &shared.labels, job.seq, &job.call, own, deadline)?;
+    if is_small {
+        let due = |rank| plan.to_show(&memory, rank).bytes;
+        plan.complete(&memory, &shown(fabric, &shared.labels, due)?);
+    } else {
+        plan.carry_out(fabric, &memory, &agreed, deadline).map_err(explain)?;
+    }
+    job.operation.finish().map(|()| agreed)
+}
+
+/// Lets the inner backend carry a collective out.
+fn perform_inside(shared: &Shared, fabric: &mut Fabric, job: &Job) -> Result<Agreed> {
+    let explain = |failure: Failure| explain(failure, &shared.labels, job.seq, &job.call);
+    let deadline = Instant::now() + job.call.timeout;
+    let agreed = agree(fabric, &shared.labels, job.seq, &job.call, Shown::default(), deadline)?;
 
     let done = Interrupt::new()
         .map(Arc::new)
@@ -57,7 +104,7 @@ fn perform(shared: &Shared, peers: &mut dyn Peers, job: &Job) -> Result<Agreed> 
         Ok(()) => {
             // If a peer is lost meanwhile, the operation is left to end by itself, with the
             // tensors that it keeps alive: the inner backend cannot be stopped.
-            peers.watch_until(&done, NO_LIMIT).map_err(explain)?;
+            fabric.watch_until(&done, NO_LIMIT).map_err(explain)?;
             job.operation.finish()
         }
         Err(error) => Err(error),
@@ -66,10 +113,14 @@ fn perform(shared: &Shared, peers: &mut dyn Peers, job: &Job) -> Result<Agreed> 
         Err(error) if job.operation.broke_connection() => {
             // The inner backend only knows an address; who it was shows here.
             let never = Interrupt::new().map_err(|_| error.clone())?;
-            peers.watch_until(&never, LOSS_LIMIT).map_err(explain)?;
-            let doing = format!("{} #{}", job.call.view, job.seq);
-            Err(Error::Connection { doing, reason: error.to_string() })
+            fabric.watch_until(&never, LOSS_LIMIT).map_err(explain)?;
+            Err(broken(job, &error))
         }
         other => other.map(|()| agreed),
     }
+}
+
+fn broken(job: &Job, error: &Error) -> Error {
+    let doing = format!("{} #{}", job.call.view, job.seq);
+    Error::Connection { doing, reason: error.to_string() }
 }

@@ -26,7 +26,7 @@ pub struct Counts {
 
 impl Counters {
     /// Counts a collective that succeeded.
-    pub fn count(&self, call: &Call, agreed: Agreed) {
+    pub fn count(&self, call: &Call, agreed: &Agreed) {
         let add = |counter: &AtomicU64, amount: u64| {
             counter.fetch_add(amount, Ordering::Relaxed);
         };

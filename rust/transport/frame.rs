@@ -56,41 +56,50 @@ impl FrameBuffer {
 
     /// The next whole frame, `None` if it has not all arrived, or why these bytes are no frame.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, String> {
-        let Some(length) = self.bytes.first_chunk::<LENGTH_BYTES>() else {
+        let Some((purpose, payload)) = self.frame_at(0)? else { return Ok(None) };
+        let end = LENGTH_BYTES + 1 + payload.len();
+        let frame = match purpose {
+            MESSAGE => Frame::Message(payload.to_vec()),
+            _ => Frame::Goodbye(goodbye(purpose, payload)),
+        };
+        self.bytes.drain(..end);
+        Ok(Some(frame))
+    }
+
+    /// A goodbye that has already arrived, behind whatever has not been read yet.
+    pub fn waiting_goodbye(&self) -> Option<Goodbye> {
+        let mut at = 0;
+        while let Ok(Some((purpose, payload))) = self.frame_at(at) {
+            if purpose != MESSAGE {
+                return Some(goodbye(purpose, payload));
+            }
+            at += LENGTH_BYTES + 1 + payload.len();
+        }
+        None
+    }
+
+    /// Purpose and payload of the frame that begins at `at`, if it has all arrived.
+    fn frame_at(&self, at: usize) -> Result<Option<(u8, &[u8])>, String> {
+        let Some((length, rest)) = self.bytes[at..].split_first_chunk::<LENGTH_BYTES>() else {
             return Ok(None);
         };
         let length = u32::from_le_bytes(*length) as usize;
         if length == 0 || length > MAX_PAYLOAD + 1 {
             return Err(format!("a frame of {length} bytes, allowed are 1 to {}", MAX_PAYLOAD + 1));
         }
-        let Some(body) = self.bytes.get(LENGTH_BYTES..LENGTH_BYTES + length) else {
-            return Ok(None);
-        };
-        let frame = match body[0] {
-            MESSAGE => Frame::Message(body[1..].to_vec()),
-            purpose @ (LEFT | GAVE_UP) => Frame::Goodbye(Goodbye {
-                gave_up: purpose == GAVE_UP,
-                reason: String::from_utf8_lossy(&body[1..]).into_owned(),
-            }),
-            other => return Err(format!("a frame of unknown purpose {other}")),
-        };
-        self.bytes.drain(..LENGTH_BYTES + length);
-        Ok(Some(frame))
-    }
-
-    /// A goodbye that has already arrived, behind whatever has not been read yet.
-    pub fn waiting_goodbye(&self) -> Option<Goodbye> {
-        if self.bytes.is_empty() {
-            return None;
-        }
-        let mut copy = FrameBuffer { bytes: self.bytes.clone() };
-        while let Ok(Some(frame)) = copy.next_frame() {
-            if let Frame::Goodbye(goodbye) = frame {
-                return Some(goodbye);
+        match rest.get(..length) {
+            None => Ok(None),
+            Some([purpose @ (MESSAGE | LEFT | GAVE_UP), payload @ ..]) => {
+                Ok(Some((*purpose, payload)))
             }
+            Some(other) => Err(format!("a frame of unknown purpose {}", other[0])),
         }
-        None
     }
+}
+
+fn goodbye(purpose: u8, reason: &[u8]) -> Goodbye {
+    let reason = String::from_utf8_lossy(reason).into_owned();
+    Goodbye { gave_up: purpose == GAVE_UP, reason }
 }
 
 #[cfg(test)]

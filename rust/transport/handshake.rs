@@ -12,22 +12,31 @@ pub const KEY_BYTES: usize = 32;
 pub type Key = [u8; KEY_BYTES];
 
 /// The last byte is the protocol's version.
-const MAGIC: [u8; 8] = *b"gflow\0\0\x01";
+const MAGIC: [u8; 8] = *b"gflow\0\0\x02";
 const NONCE_BYTES: usize = 32;
 const PROOF_BYTES: usize = 32;
-const HELLO_BYTES: usize = MAGIC.len() + 4 + 4 + NONCE_BYTES;
+const HELLO_BYTES: usize = MAGIC.len() + 4 + 4 + 4 + NONCE_BYTES;
+
+/// Who connects, and what for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Caller {
+    pub rank: u32,
+    /// 0 for the connection that messages go over; others are lanes of a ring.
+    pub lane: u32,
+}
 
 /// Which end a proof is for, so that one end's proof cannot be replayed as the other's.
 const CONNECTING: &[u8] = b"connecting";
 const ACCEPTING: &[u8] = b"accepting";
 
-/// Proves to `stream` that this is rank `own`, and makes sure that the other end is `peer`.
-pub fn connect(stream: &mut (impl Read + Write), key: &Key, own: u32, peer: u32) -> Result<()> {
+/// Proves to `stream` that this is `own`, and makes sure that the other end is rank `peer`.
+pub fn connect(stream: &mut (impl Read + Write), key: &Key, own: Caller, peer: u32) -> Result<()> {
     let mut hello = [0; HELLO_BYTES];
     hello[..8].copy_from_slice(&MAGIC);
-    hello[8..12].copy_from_slice(&own.to_le_bytes());
+    hello[8..12].copy_from_slice(&own.rank.to_le_bytes());
     hello[12..16].copy_from_slice(&peer.to_le_bytes());
-    hello[16..].copy_from_slice(&nonce()?);
+    hello[16..20].copy_from_slice(&own.lane.to_le_bytes());
+    hello[20..].copy_from_slice(&nonce()?);
     stream.write_all(&hello)?;
 
     let mut answer = [0; NONCE_BYTES + PROOF_BYTES];
@@ -37,16 +46,16 @@ pub fn connect(stream: &mut (impl Read + Write), key: &Key, own: u32, peer: u32)
     stream.write_all(&proof(key, CONNECTING, &hello, their_nonce).finalize().into_bytes())
 }
 
-/// Returns the rank that connected, once it has proved the key and asked for rank `own`.
-pub fn accept(stream: &mut (impl Read + Write), key: &Key, own: u32) -> Result<u32> {
+/// Returns who connected, once it has proved the key and asked for rank `own`.
+pub fn accept(stream: &mut (impl Read + Write), key: &Key, own: u32) -> Result<Caller> {
     let mut hello = [0; HELLO_BYTES];
     stream.read_exact(&mut hello)?;
     if hello[..8] != MAGIC {
         return Err(refused("it does not speak this version of gflow's protocol"));
     }
-    let rank_at = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| hello[at + i]));
-    let (peer, wanted) = (rank_at(8), rank_at(12));
-    if wanted != own {
+    let number_at = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| hello[at + i]));
+    let caller = Caller { rank: number_at(8), lane: number_at(16) };
+    if number_at(12) != own {
         return Err(refused("it looks for another rank"));
     }
     let own_nonce = nonce()?;
@@ -56,7 +65,7 @@ pub fn accept(stream: &mut (impl Read + Write), key: &Key, own: u32) -> Result<u
     let mut their_proof = [0; PROOF_BYTES];
     stream.read_exact(&mut their_proof)?;
     verify(key, CONNECTING, &hello, &own_nonce, &their_proof)?;
-    Ok(peer)
+    Ok(caller)
 }
 
 fn proof(key: &Key, end: &[u8], hello: &[u8], nonce: &[u8]) -> Hmac<Sha256> {
@@ -90,9 +99,11 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::time::Duration;
 
-    fn shake(connecting_key: Key, accepting_key: Key, wanted: u32) -> (Result<()>, Result<u32>) {
+    fn shake(connecting_key: Key, accepting_key: Key, wanted: u32) -> (Result<()>, Result<Caller>) {
         let (mut left, mut right) = UnixStream::pair().unwrap();
-        let connecting = std::thread::spawn(move || connect(&mut left, &connecting_key, 3, wanted));
+        let connecting = std::thread::spawn(move || {
+            connect(&mut left, &connecting_key, Caller { rank: 3, lane: 2 }, wanted)
+        });
         let accepted = accept(&mut right, &accepting_key, 1);
         drop(right);
         (connecting.join().unwrap(), accepted)
@@ -102,7 +113,7 @@ mod tests {
     fn ranks_with_the_same_key_meet() {
         let (connected, accepted) = shake([7; 32], [7; 32], 1);
         connected.unwrap();
-        assert_eq!(accepted.unwrap(), 3);
+        assert_eq!(accepted.unwrap(), Caller { rank: 3, lane: 2 });
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::frame::Goodbye;
 use super::interrupt::Interrupt;
-use super::{Failure, Peers};
+use super::{Failure, Peers, Watch};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -40,6 +40,32 @@ pub fn mesh(size: usize) -> Vec<(MemoryPeers, Arc<Interrupt>)> {
         .collect()
 }
 
+impl MemoryPeers {
+    /// The first goodbye counts: one that gave up also leaves.
+    fn goodbye_of(&self, rank: usize) -> Option<&Goodbye> {
+        self.early[rank].iter().find_map(|came| came.as_ref().err())
+    }
+}
+
+impl Watch for MemoryPeers {
+    fn check(&mut self) -> Result<(), Failure> {
+        if self.interrupt.is_raised() {
+            return Err(Failure::Interrupted);
+        }
+        for rank in (0..self.size()).filter(|peer| *peer != self.rank) {
+            self.early[rank].extend(self.receivers[rank].try_iter());
+            if let Some(Goodbye { gave_up: true, reason }) = self.goodbye_of(rank) {
+                return Err(Failure::Lost { rank, reason: reason.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    fn left(&self, rank: usize) -> Option<String> {
+        self.goodbye_of(rank).map(|goodbye| goodbye.reason.clone())
+    }
+}
+
 impl Peers for MemoryPeers {
     fn rank(&self) -> usize {
         self.rank
@@ -51,17 +77,17 @@ impl Peers for MemoryPeers {
 
     fn swap(
         &mut self,
-        message: &dyn Fn(usize) -> Vec<u8>,
+        message: &[u8],
+        with: &[usize],
+        inbox: &mut [Vec<u8>],
         deadline: Instant,
-    ) -> Result<Vec<Vec<u8>>, Failure> {
-        let others = (0..self.size()).filter(|peer| *peer != self.rank);
-        for peer in others.clone() {
+    ) -> Result<(), Failure> {
+        for peer in with {
             // A peer that is gone is reported below, when nothing comes from it.
-            let _ = self.senders[peer].send(Ok(message(peer)));
+            let _ = self.senders[*peer].send(Ok(message.to_vec()));
         }
-        let mut received = vec![Vec::new(); self.size()];
-        for peer in others {
-            received[peer] = loop {
+        for peer in with.iter().copied() {
+            inbox[peer] = loop {
                 if self.interrupt.is_raised() {
                     return Err(Failure::Interrupted);
                 }
@@ -82,25 +108,13 @@ impl Peers for MemoryPeers {
                 }
             };
         }
-        Ok(received)
+        Ok(())
     }
 
     fn watch_until(&mut self, done: &Interrupt, limit: Duration) -> Result<(), Failure> {
         let deadline = Instant::now() + limit;
         while !done.is_raised() && Instant::now() < deadline {
-            if self.interrupt.is_raised() {
-                return Err(Failure::Interrupted);
-            }
-            for rank in (0..self.size()).filter(|peer| *peer != self.rank) {
-                if self.early[rank].is_empty()
-                    && let Ok(came) = self.receivers[rank].try_recv()
-                {
-                    self.early[rank].push_back(came);
-                }
-                if let Some(Err(Goodbye { gave_up: true, reason })) = self.early[rank].back() {
-                    return Err(Failure::Lost { rank, reason: reason.clone() });
-                }
-            }
+            self.check()?;
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())

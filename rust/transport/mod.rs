@@ -1,4 +1,5 @@
-//! How ranks reach each other: one small message to and from every peer of a group.
+//! How ranks reach each other: small messages to and from the peers of a group, memory that the
+//! ranks of a host share, and streams of bytes between hosts.
 //!
 //! A transport moves bytes and notices peers that leave. It never looks into a message, and it
 //! never blocks past its deadline or past an interrupt.
@@ -8,16 +9,19 @@ pub mod handshake;
 pub mod interrupt;
 #[cfg(test)]
 pub mod memory;
+pub mod shm;
+pub mod socket;
 pub mod tcp;
 
 use frame::Goodbye;
 use interrupt::Interrupt;
+use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
-/// Why a swap did not happen. Ranks are numbers of the group.
+/// Why ranks did not come together. Ranks are numbers of the group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
-    /// These ranks had sent nothing when the deadline came.
+    /// These ranks had not done their part when the deadline came.
     Late(Vec<usize>),
     /// This rank's connection ended, or it said why it leaves.
     Lost { rank: usize, reason: String },
@@ -27,23 +31,46 @@ pub enum Failure {
     Interrupted,
 }
 
+/// What every wait heeds besides what it waits for.
+pub trait Watch {
+    /// Fails if the group was interrupted, or a peer was lost or gave up. It never waits. A peer
+    /// that leaves in order is not lost: it has done its part.
+    fn check(&mut self) -> Result<(), Failure>;
+
+    /// Why `rank` has left, if it is known to have left in order.
+    fn left(&self, _rank: usize) -> Option<String> {
+        None
+    }
+}
+
 /// The other ranks of a group, as one rank sees them.
-pub trait Peers: Send {
+pub trait Peers: Watch + Send {
     fn rank(&self) -> usize;
     fn size(&self) -> usize;
 
-    /// Sends `message(peer)` to every peer and returns what every peer sent, by rank. The own
-    /// place is empty. Calls pair up in order: the n-th swap here meets the n-th swap there.
+    /// Sends `message` to every rank of `with` and puts what each sent into its place of `inbox`.
+    /// Calls pair up in order: the n-th swap here meets the n-th swap there.
     fn swap(
         &mut self,
-        message: &dyn Fn(usize) -> Vec<u8>,
+        message: &[u8],
+        with: &[usize],
+        inbox: &mut [Vec<u8>],
         deadline: Instant,
-    ) -> Result<Vec<Vec<u8>>, Failure>;
+    ) -> Result<(), Failure>;
 
     /// Waits until `done` is raised, and returns early if a peer is lost or the group interrupted.
-    /// A peer that leaves in order is not lost: it has done its part.
     fn watch_until(&mut self, done: &Interrupt, limit: Duration) -> Result<(), Failure>;
 
     /// Tells every peer that and why this rank leaves, without waiting for anyone.
     fn say_goodbye(&mut self, goodbye: Goodbye);
+}
+
+/// Why a peer is lost whose connection failed with `error`.
+pub fn ended(error: &std::io::Error) -> String {
+    match error.kind() {
+        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
+            "its process ended or closed the connection".to_string()
+        }
+        _ => format!("its connection failed: {error}"),
+    }
 }

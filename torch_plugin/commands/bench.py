@@ -1,4 +1,4 @@
-"""``gflow bench``: runs a benchmark on ranks of this host and shows what was measured.
+"""``gflow bench``: runs a benchmark on ranks and shows what was measured.
 
 It must never compare numbers of different runs, and never draw a conclusion: it prints what it
 measured, and how.
@@ -7,17 +7,22 @@ measured, and how.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
 import platform
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gflow.commands import allreduce, ranks
+from gflow.commands import allreduce, contenders, picture, race, ranks, report
+from gflow.commands.hosts import Host, NoHosts, hosts, obstacle
+from gflow.commands.rates import read_rate, show_rate
+from gflow.commands.ratios import with_ratios
 from gflow.commands.seconds import read_seconds
 from gflow.version import __version__
 
@@ -34,9 +39,12 @@ class Benchmark:
         name: the word on the command line.
         summary: what ``--help`` says.
         add_options: adds what only this benchmark has to its parser.
+        settle: puts defaults where nothing was asked for.
+        build: from what was asked for, a folder to compile in and the addresses of several hosts:
+            what ``work`` gets, and by contender why it is left out.
         work: runs on each rank; its first rank tells a row whenever it has one.
-        arguments: what ``work`` gets, from what was asked for.
         seconds: how long measuring should take.
+        patience: how long it may take.
         progress: a row in one line, while the others are not there yet.
         report: all rows, at the end.
         plot: draws all rows to a file.
@@ -45,25 +53,31 @@ class Benchmark:
     name: str
     summary: str
     add_options: Callable[[argparse.ArgumentParser], None]
+    settle: Callable[[argparse.Namespace], None]
+    build: Callable[
+        [argparse.Namespace, Path, Sequence[str]], tuple[dict[str, Any], dict[str, str]]
+    ]
     work: Callable[..., Any]
-    arguments: Callable[[argparse.Namespace], dict[str, Any]]
     seconds: Callable[[argparse.Namespace], float]
+    patience: Callable[[argparse.Namespace], float]
     progress: Callable[[dict[str, Any]], str]
-    report: Callable[[Sequence[dict[str, Any]]], str]
+    report: Callable[[Sequence[dict[str, Any]], dict[str, Any]], str]
     plot: Callable[[Sequence[dict[str, Any]], dict[str, Any], Path], None]
 
 
 BENCHMARKS = (
     Benchmark(
         "allreduce",
-        "the sum of one tensor over all ranks, by Gloo and by gflow in turn",
+        "the sum of one tensor over all ranks, by gflow, Gloo, MPI and at the limit, in turn",
         allreduce.add_options,
-        allreduce.measure,
-        allreduce.arguments,
+        allreduce.settle,
+        allreduce.build,
+        race.measure,
         allreduce.seconds,
-        allreduce.progress,
-        allreduce.report,
-        allreduce.plot,
+        allreduce.patience,
+        report.progress,
+        report.tables,
+        picture.draw,
     ),
 )
 
@@ -72,7 +86,7 @@ def add_to(commands: Any) -> None:
     """Add this command to the command line."""
     parser = commands.add_parser(
         "bench",
-        help="measure gflow and Gloo on this machine",
+        help="measure gflow and its competitors on this machine",
         description="Measure gflow and what it competes with, in one run and in turn.",
     )
     benchmarks = parser.add_subparsers(metavar="BENCHMARK", required=True)
@@ -89,7 +103,22 @@ def _add_benchmark(benchmarks: Any, benchmark: Benchmark) -> None:
         type=int,
         default=2,
         metavar="N",
-        help="processes on this host, at least 2 (default: %(default)s)",
+        help="processes on each host, at least 2 with one host (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--hosts",
+        type=int,
+        default=1,
+        metavar="H",
+        help="hosts; more than one are network namespaces on this machine, joined by a switch, "
+        "and need root (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rate",
+        type=read_rate,
+        metavar="RATE",
+        help="limit the link of each host, in each direction, such as 1gbit or 100mbit; "
+        "with --hosts 2 or more (default: no limit)",
     )
     benchmark.add_options(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
@@ -98,20 +127,29 @@ def _add_benchmark(benchmarks: Any, benchmark: Benchmark) -> None:
         "--deadline",
         type=read_seconds,
         metavar="SECONDS",
-        help="give up after this long (default: a minute, and three times what it should take)",
+        help="give up after this long (default: by sizes, ranks and rate; over a minute)",
     )
 
     def run(chosen: argparse.Namespace) -> int:
         _refuse_what_cannot_work(parser, chosen)
+        benchmark.settle(chosen)
         return _run(benchmark, chosen)
 
     parser.set_defaults(command=run)
 
 
 def _refuse_what_cannot_work(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
-    """Say now, not after measuring, that a file cannot be written."""
-    if chosen.ranks < 2:
-        parser.error(f"argument --ranks: {chosen.ranks} is too few: it takes at least 2")
+    """Say now, not after measuring, what cannot be done."""
+    if chosen.hosts < 1:
+        parser.error(f"argument --hosts: {chosen.hosts} is too few: it takes at least 1")
+    least = 2 if chosen.hosts == 1 else 1
+    if chosen.ranks < least:
+        parser.error(f"argument --ranks: {chosen.ranks} is too few: it takes at least {least}")
+    if chosen.rate is not None and chosen.hosts == 1:
+        parser.error("argument --rate: one host has no link to limit: add --hosts 2")
+    in_the_way = obstacle(rate=chosen.rate is not None) if chosen.hosts > 1 else None
+    if in_the_way is not None:
+        parser.error(f"argument --hosts: {in_the_way}")
     for option, path in (("--json", chosen.json), ("--plot", chosen.plot)):
         if path is not None and not _can_be_written(path):
             parser.error(f"argument {option}: cannot write {path}")
@@ -129,34 +167,15 @@ def _can_be_written(path: Path) -> bool:
 
 
 def _run(benchmark: Benchmark, chosen: argparse.Namespace) -> int:
-    seconds = benchmark.seconds(chosen)
-    print(f"{benchmark.name} on {chosen.ranks} ranks of this host, about {seconds:.0f} s",
-          flush=True)  # fmt: skip
-    cores = _cores()
-    if cores < chosen.ranks:
-        print(f"note: {chosen.ranks} ranks share {cores} cores here: they wait for each other")
     load = os.getloadavg()[0]
-    if load > cores / 2:
-        print(f"note: this machine is busy (load {load:.1f} on {cores} cores): times are longer")
-    rows: list[dict[str, Any]] = []
-
-    def keep(row: dict[str, Any]) -> None:
-        rows.append(row)
-        print(benchmark.progress(row), flush=True)
-
+    _say_what_begins(benchmark, chosen, load)
     try:
-        about, *_ = ranks.run(
-            benchmark.work,
-            chosen.ranks,
-            benchmark.arguments(chosen),
-            deadline=chosen.deadline or _START_SECONDS + 3 * seconds,
-            on_news=keep,
-        )
-    except ranks.RanksFailed as error:
+        rows, left_out, about = _measure(benchmark, chosen)
+    except (ranks.RanksFailed, NoHosts) as error:
         print(f"gflow bench {benchmark.name}: {error}", file=sys.stderr)
         return 1
-    about = _about_this_run(benchmark, chosen, load) | about
-    print(f"\n{benchmark.report(rows)}")
+    about = _about_this_run(benchmark, chosen, load) | about | {"left_out": left_out}
+    print(f"\n{benchmark.report(rows, about)}")
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(about | {"rows": rows}, indent=2) + "\n")
         print(f"numbers: {chosen.json}")
@@ -166,6 +185,54 @@ def _run(benchmark: Benchmark, chosen: argparse.Namespace) -> int:
     return 0
 
 
+def _say_what_begins(benchmark: Benchmark, chosen: argparse.Namespace, load: float) -> None:
+    where = f"{chosen.ranks} ranks of this host"
+    if chosen.hosts > 1:
+        link = f"links of {show_rate(chosen.rate)}" if chosen.rate else "links without a limit"
+        each = "1 rank" if chosen.ranks == 1 else f"{chosen.ranks} ranks"
+        where = f"{chosen.hosts} hosts with {each} each and {link}"
+    print(f"{benchmark.name} on {where}, about {benchmark.seconds(chosen):.0f} s", flush=True)
+    cores, world = _cores(), chosen.ranks * chosen.hosts
+    if cores < world:
+        print(f"note: {world} ranks share {cores} cores here: they wait for each other")
+    if load > cores / 2:
+        print(f"note: this machine is busy (load {load:.1f} on {cores} cores): times are longer")
+
+
+def _measure(
+    benchmark: Benchmark, chosen: argparse.Namespace
+) -> tuple[list[dict[str, Any]], dict[str, str], dict[str, Any]]:
+    """Run it; return the rows, by contender why it was left out, and what rank 0 returned."""
+    rows: list[dict[str, Any]] = []
+    left_out: dict[str, str] = {}
+
+    def hear(news: dict[str, Any]) -> None:
+        if "row" in news:
+            rows.append(with_ratios(news["row"]))
+            print(benchmark.progress(rows[-1]), flush=True)
+        for name, reason in news.get("left_out", {}).items():
+            left_out[name] = reason
+            print(f"left out: {contenders.LABELS[name]}: {reason}", flush=True)
+
+    with contextlib.ExitStack() as at_the_end:
+        places: list[Host] = []
+        if chosen.hosts > 1:
+            places = at_the_end.enter_context(hosts(chosen.hosts, chosen.rate))
+        folder = at_the_end.enter_context(tempfile.TemporaryDirectory(prefix="gflow-bench-"))
+        addresses = [host.address for host in places]
+        arguments, absent = benchmark.build(chosen, Path(folder), addresses)
+        hear({"left_out": absent})
+        about, *_ = ranks.run(
+            benchmark.work,
+            chosen.ranks * chosen.hosts,
+            arguments,
+            deadline=chosen.deadline or _START_SECONDS + benchmark.patience(chosen),
+            on_news=hear,
+            hosts=places,
+        )
+    return rows, left_out, about
+
+
 def _about_this_run(
     benchmark: Benchmark, chosen: argparse.Namespace, load: float
 ) -> dict[str, Any]:
@@ -173,6 +240,8 @@ def _about_this_run(
     return {
         "benchmark": benchmark.name,
         "ranks": chosen.ranks,
+        "hosts": chosen.hosts,
+        "rate": chosen.rate,
         "gflow": __version__,
         "python": platform.python_version(),
         "machine": platform.machine(),

@@ -1,51 +1,159 @@
-"""Who takes part in a comparison: different ways to do the same exchange, in the same processes.
+"""Who takes part in a comparison: different ways to do the same exchange, in one run and in turn.
 
-Everything here runs on ranks. A contender must never do less than the others: each leaves the
-complete sum in the tensor of every rank.
+Contenders are built before there are ranks, and made and used on ranks. One that is shown as a
+competitor must never do less than the others: each leaves the complete sum in the tensor of every
+rank. Limits are called limits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
+import time
+from pathlib import Path
 from typing import Any, Protocol
+
+from gflow.commands import link_limit, memory_limit, mpi
+from gflow.commands.left_out import LeftOut
+from gflow.commands.rank import Rank
+
+#: By name on the command line, how each is shown; in this order.
+LABELS = {
+    "gflow": "gflow",
+    "gflow-bucket": "gflow bucket",
+    "gloo": "Gloo",
+    "openmpi": "Open MPI",
+    "mpich": "MPICH",
+    "memory-limit": "memory limit",
+    "link-limit": "link limit",
+}
+#: What runs in the ranks themselves as it does in a job, so that its use of processors is known.
+BACKENDS = ("gflow", "gflow-bucket", "gloo")
+_ON_ONE_HOST = ("openmpi", "mpich", "memory-limit")
 
 
 class Contender(Protocol):
     """One way to add up a tensor over all ranks.
 
-    Making one is a collective operation: all ranks make the same ones in the same order.
+    Making one is a collective operation, and so are its methods: all ranks call them in the same
+    order.
+
+    Attributes:
+        about: what one has to know about it to read its numbers; on rank 0.
     """
 
-    def all_reduce(self, tensor: Any) -> None:
-        """Put the sum over all ranks into ``tensor``, and return when it is there."""
+    about: dict[str, Any]
+
+    def take_size(self, size: int) -> None:
+        """Make ready for tensors of that many bytes, do one exchange, and check the sum."""
+
+    def turn(self, skipped: int, counted: int) -> list[float]:
+        """Do some calls, then some more, and return the seconds of each of those on this rank."""
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+
+# --- before the ranks are started
+
+
+def read_names(text: str) -> list[str]:
+    """Return the contenders of ``gloo,gflow``, in the order in which they are shown."""
+    asked = {part.strip() for part in text.split(",")}
+    unknown = sorted(asked - set(LABELS))
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"{unknown[0]!r} is not a contender: choose from {', '.join(LABELS)}"
+        )
+    return [name for name in LABELS if name in asked]
+
+
+def usual(hosts: int) -> list[str]:
+    """Who takes part when nobody is named."""
+    return [name for name in LABELS if hosts > 1 or name != "link-limit"]
+
+
+def build(name: str, folder: Path, addresses: list[str]) -> dict[str, Any]:
+    """Return what :func:`make` needs for this contender, or raise LeftOut.
+
+    Args:
+        name: of the contender.
+        folder: what is compiled goes there.
+        addresses: of the hosts, if there are several.
+    """
+    if name in _ON_ONE_HOST and len(addresses) > 1:
+        raise LeftOut("it is only measured on one host")
+    if name in mpi.FLAVOURS:
+        return mpi.build(name, folder)
+    if name == "memory-limit":
+        return memory_limit.build(folder)
+    if name == "link-limit":
+        return link_limit.build(addresses)
+    return {}
+
+
+# --- on the ranks
+
+
+def make(name: str, rank: Rank, details: dict[str, Any]) -> Contender:
+    """Make the contender from what :func:`build` returned; it may still raise LeftOut."""
+    if name in mpi.FLAVOURS:
+        return mpi.MpiRanks(rank, **details)
+    if name == "memory-limit":
+        return memory_limit.MemoryLimit(rank, **details)
+    if name == "link-limit":
+        return link_limit.LinkLimit(rank, **details)
+    return TorchGroup(rank, name.partition("-")[0], in_bucket=name == "gflow-bucket")
 
 
 class TorchGroup:
     """A process group of torch, with the backend of the given name."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, rank: Rank, backend: str, *, in_bucket: bool = False) -> None:
         import torch.distributed as dist
 
-        self._dist = dist
+        self.about: dict[str, Any] = {}
+        self._rank, self._backend, self._in_bucket = rank, backend, in_bucket
+        self._all_reduce = dist.all_reduce
         self._group = dist.new_group(backend=backend)
+        self._tensor: Any = None
 
-    def all_reduce(self, tensor: Any) -> None:
-        """Put the sum over all ranks into ``tensor``."""
-        self._dist.all_reduce(tensor, group=self._group)
+    def take_size(self, size: int) -> None:
+        """Make a tensor of that many bytes, and check its sum."""
+        self._tensor = None  # the memory of the size before, first
+        self._tensor = self._allocate(size // 4)
+        self._tensor.fill_(self._rank.number + 1)
+        self._all_reduce(self._tensor, group=self._group)
+        expected = sum(range(1, self._rank.world + 1))
+        if not bool((self._tensor == expected).all()):
+            wrong = int((self._tensor != expected).nonzero()[0])
+            raise RuntimeError(
+                f"{self._backend}: a wrong sum for a tensor of {size} bytes: element {wrong} is "
+                f"{self._tensor[wrong].item()}, not {expected}"
+            )
+        # A sum of zeros can be repeated for ever without growing.
+        self._tensor.zero_()
 
+    def turn(self, skipped: int, counted: int) -> list[float]:
+        """Seconds of each call on this rank."""
+        for _ in range(skipped):
+            self._all_reduce(self._tensor, group=self._group)
+        seconds = []
+        for _ in range(counted):
+            start = time.perf_counter()
+            self._all_reduce(self._tensor, group=self._group)
+            seconds.append(time.perf_counter() - start)
+        return seconds
 
-#: By name, how each is shown and made. The first is what the others are compared with.
-CONTENDERS: dict[str, tuple[str, Callable[[], Contender]]] = {
-    "gloo": ("Gloo", lambda: TorchGroup("gloo")),
-    "gflow": ("gflow", lambda: TorchGroup("gflow")),
-}
+    def close(self) -> None:
+        """Free the tensor; the group ends with all others."""
+        self._tensor = None
 
+    def _allocate(self, count: int) -> Any:
+        import torch
 
-def label(name: str) -> str:
-    """How the contender is called in text."""
-    return CONTENDERS[name][0]
-
-
-def make(name: str) -> Contender:
-    """Make the contender; its process group or the like lives as long as it does."""
-    return CONTENDERS[name][1]()
+        cpu = torch.device("cpu")
+        if not self._in_bucket:
+            return torch.empty(count, dtype=torch.float32)
+        # As DDP's Reducer does for its buckets.
+        backend = self._group._get_backend(cpu)
+        return backend.allocate_tensor(count, dtype=torch.float32, device=cpu)

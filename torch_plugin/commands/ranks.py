@@ -1,4 +1,6 @@
-"""Starts ranks on this host, each a process of its own, and brings back what they found out.
+"""Starts ranks, each a process of its own, and brings back what they found out.
+
+They run on this machine as it is, or on the hosts that ``hosts`` makes on it.
 
 It must never wait without a deadline, and never leave a process behind: not when a rank fails, not
 when this process is interrupted, not when it is killed.
@@ -16,15 +18,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
+from gflow.commands.hosts import Host
 from gflow.commands.rank import STACKS_SIGNAL
 
 #: When a rank has failed, the others have this long to notice and to say so.
 GRACE_SECONDS = 3.0
 
-_HOST = "127.0.0.1"
+_THIS_MACHINE = Host("this machine", "127.0.0.1", "::1", [])
 _LAST_WORDS = 6000
 _WELL = "exited with code 0"
 # The ranks see the same modules as this process: without this, a folder that happens to be called
@@ -44,6 +47,7 @@ def run(
     deadline: float,
     on_news: Callable[[Any], None] | None = None,
     unset: tuple[str, ...] = (),
+    hosts: Sequence[Host] = (),
 ) -> list[Any]:
     """Call ``work(rank, **arguments)`` on ``world`` ranks and return their results by rank.
 
@@ -56,7 +60,10 @@ def run(
         deadline: seconds until ranks that are not done are ended, and RanksFailed is raised.
         on_news: called with what ranks ``tell``, while they work.
         unset: environment variables that the ranks must not see.
+        hosts: where the ranks run, as many on each; by default on this machine as it is.
     """
+    if world % max(1, len(hosts)) != 0:
+        raise ValueError(f"{world} ranks cannot be spread over {len(hosts)} hosts")
     until = time.monotonic() + deadline
     order = {
         "work": f"{work.__module__}:{work.__name__}",
@@ -68,10 +75,16 @@ def run(
     with contextlib.ExitStack() as at_the_end:
         port = at_the_end.enter_context(_reserved_port())
         selector = at_the_end.enter_context(selectors.DefaultSelector())
+        places = hosts or [_THIS_MACHINE]
         for number in range(world):
-            environ = _environ(number, world, port, unset)
+            host, local = divmod(number, world // len(places))
+            environ = _environ(number, world, places[0].address, port, unset) | {
+                "LOCAL_RANK": str(local),
+                "LOCAL_WORLD_SIZE": str(world // len(places)),
+                **places[host].variables,
+            }
             output = at_the_end.enter_context(tempfile.TemporaryFile())
-            rank = _Process(number, order, environ, output)
+            rank = _Process(number, order, places[host].prefix, environ, output)
             at_the_end.callback(rank.end)
             selector.register(rank.way_back, selectors.EVENT_READ, rank)
             ranks.append(rank)
@@ -124,7 +137,12 @@ class _Process:
     """One rank, from the outside."""
 
     def __init__(
-        self, number: int, order: dict[str, Any], environ: dict[str, str], output: IO[bytes]
+        self,
+        number: int,
+        order: dict[str, Any],
+        prefix: list[str],
+        environ: dict[str, str],
+        output: IO[bytes],
     ) -> None:
         self.number = number
         self.result: Any = None
@@ -136,7 +154,7 @@ class _Process:
         self.way_back, childs_end = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, *sys.path],
+                [*prefix, sys.executable, "-c", _BOOT, *sys.path],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -209,7 +227,9 @@ class _Process:
         os.close(self.way_back)
 
 
-def _environ(rank: int, world: int, port: int, unset: tuple[str, ...]) -> dict[str, str]:
+def _environ(
+    rank: int, world: int, master: str, port: int, unset: tuple[str, ...]
+) -> dict[str, str]:
     environ = {
         name: value
         for name, value in os.environ.items()
@@ -217,12 +237,10 @@ def _environ(rank: int, world: int, port: int, unset: tuple[str, ...]) -> dict[s
         if name not in unset and not name.startswith("TORCHELASTIC_")
     }
     return environ | {
-        "MASTER_ADDR": _HOST,
+        "MASTER_ADDR": master,
         "MASTER_PORT": str(port),
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(world),
         # More threads than cores would only take turns.
         "OMP_NUM_THREADS": "1",
     }

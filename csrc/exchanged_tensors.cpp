@@ -1,0 +1,45 @@
+#include "exchanged_tensors.h"
+
+namespace gflow {
+namespace {
+
+size_t address_of(void* data) { return reinterpret_cast<size_t>(data); }
+
+}  // namespace
+
+void ExchangedTensors::make_contiguous() {
+  filled_.emplace(outputs_);
+  // What is only read is not written back.
+  ContiguousCopies read(inputs_);
+}
+
+TensorSpans ExchangedTensors::spans() {
+  make_contiguous();
+  TensorSpans spans;
+  for (const auto& list : outputs_) {
+    for (const auto& tensor : list) {
+      spans.outputs.push_back({address_of(tensor.mutable_data_ptr()), tensor.nbytes()});
+    }
+  }
+  for (const auto& list : inputs_) {
+    for (const auto& tensor : list) {
+      auto* data = const_cast<void*>(tensor.const_data_ptr());
+      spans.inputs.push_back({address_of(data), tensor.nbytes()});
+    }
+  }
+  return spans;
+}
+
+std::pair<ExchangedTensors::TensorLists, ExchangedTensors::TensorLists>
+ExchangedTensors::for_inner() {
+  make_contiguous();
+  auto outputs = outputs_;
+  auto inputs = inputs_;
+  hide_from_python(outputs);
+  hide_from_python(inputs);
+  return {std::move(outputs), std::move(inputs)};
+}
+
+void ExchangedTensors::write_back() const { filled_->write_back(); }
+
+}  // namespace gflow

@@ -1,0 +1,140 @@
+//! The fabric: all the ways of one rank to the others of its group.
+//!
+//! Messages reach every rank: those of the same host through shared memory, the others over the
+//! mesh. Tensors go through the hall within the host and over the ring between hosts. The mesh
+//! also spans the host, because the end of a process shows there first.
+
+use super::local::Local;
+use super::ring::Ring;
+use super::topology::Topology;
+use crate::transport::frame::Goodbye;
+use crate::transport::interrupt::Interrupt;
+use crate::transport::shm::hall::Hall;
+use crate::transport::{Failure, Peers, Watch};
+use std::time::{Duration, Instant};
+
+pub struct Fabric {
+    mesh: Box<dyn Peers>,
+    topology: Topology,
+    /// The ranks of this host, if there are several.
+    hall: Option<Hall>,
+    /// This rank's ring of hosts, if there are several hosts and it is a carrier.
+    ring: Option<Ring>,
+    /// The ranks that messages reach over the mesh.
+    distant: Vec<usize>,
+    /// The last message of every rank, the own one included.
+    inbox: Vec<Vec<u8>>,
+}
+
+/// A tensor of up to this many bytes travels with the call itself...
+const MOST_INLINE: usize = 32 * 1024;
+/// ...if a rank does not have to send more than this to other hosts, which a ring would not.
+const MOST_INLINE_OUT: usize = 256 * 1024;
+
+impl Fabric {
+    pub fn new(
+        mesh: Box<dyn Peers>,
+        topology: Topology,
+        hall: Option<Hall>,
+        ring: Option<Ring>,
+    ) -> Fabric {
+        let here = hall.as_ref().map_or(&[][..], Hall::ranks);
+        let is_distant = |rank: &usize| *rank != mesh.rank() && !here.contains(rank);
+        let distant: Vec<_> = (0..mesh.size()).filter(is_distant).collect();
+        let inbox = vec![Vec::new(); mesh.size()];
+        Fabric { mesh, topology, hall, ring, distant, inbox }
+    }
+
+    pub fn rank(&self) -> usize {
+        self.mesh.rank()
+    }
+
+    pub fn size(&self) -> usize {
+        self.mesh.size()
+    }
+
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// The largest tensor that travels with the call: the same on every rank.
+    pub fn inline_bytes(&self) -> usize {
+        let hosts = self.topology.hosts();
+        let away = |host| self.size() - self.topology.ranks_of(host).len();
+        let receivers = (0..hosts).map(away).max().unwrap_or(0);
+        MOST_INLINE_OUT.checked_div(receivers).map_or(MOST_INLINE, |most| most.min(MOST_INLINE))
+    }
+
+    /// Shows `message` to every rank and collects theirs. Calls pair up in order.
+    pub fn swap(&mut self, message: &[u8], deadline: Instant) -> Result<(), Failure> {
+        if let Some(hall) = &mut self.hall {
+            hall.post(message);
+        }
+        if !self.distant.is_empty() {
+            self.mesh.swap(message, &self.distant, &mut self.inbox, deadline)?;
+        }
+        if let Some(hall) = &self.hall {
+            hall.collect(&mut self.inbox, self.mesh.as_mut(), deadline)?;
+        }
+        let own = &mut self.inbox[self.mesh.rank()];
+        own.clear();
+        own.extend_from_slice(message);
+        Ok(())
+    }
+
+    /// What every rank showed in the last swap.
+    pub fn inbox(&self) -> &[Vec<u8>] {
+        &self.inbox
+    }
+
+    /// The ranks of this host, to do a collective with.
+    pub fn local(&mut self, deadline: Instant) -> Option<Local<'_>> {
+        let hall = self.hall.as_mut()?;
+        Some(Local { hall, watch: self.mesh.as_mut(), deadline })
+    }
+
+    /// The ring between hosts, and what its waits heed.
+    pub fn ring(&mut self) -> Option<(&mut Ring, &mut dyn Watch)> {
+        let ring = self.ring.as_mut()?;
+        Some((ring, self.mesh.as_mut()))
+    }
+
+    /// Where in the arena of this rank `bytes` at `address` are, if they are there.
+    pub fn offset_of(&self, address: *const u8, bytes: usize) -> Option<u64> {
+        self.hall.as_ref()?.arena().offset_of(address, bytes)
+    }
+
+    pub fn watch_until(&mut self, done: &Interrupt, limit: Duration) -> Result<(), Failure> {
+        self.mesh.watch_until(done, limit)
+    }
+
+    /// Tells every peer that and why this rank leaves, without waiting for anyone.
+    pub fn say_goodbye(&mut self, goodbye: Goodbye) {
+        let gave_up = goodbye.gave_up;
+        self.mesh.say_goodbye(goodbye);
+        if let Some(hall) = self.hall.as_ref().filter(|_| gave_up) {
+            // After the reason is on its way: who sees this looks for it.
+            hall.give_up();
+        }
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::transport::memory;
+    use std::sync::Arc;
+
+    /// Fabrics of `size` ranks that are threads and only swap messages, each with its interrupt.
+    pub fn fabrics(size: usize) -> Vec<(Fabric, Arc<Interrupt>)> {
+        let hosts: Vec<_> = (0..size).collect();
+        memory::mesh(size)
+            .into_iter()
+            .enumerate()
+            .map(|(rank, (mesh, interrupt))| {
+                let topology = Topology::new(&hosts, rank);
+                (Fabric::new(Box::new(mesh), topology, None, None), interrupt)
+            })
+            .collect()
+    }
+}

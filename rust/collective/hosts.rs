@@ -1,0 +1,131 @@
+//! Collectives over several hosts: within the host first, at the speed of memory, then between
+//! hosts, each carrier with its own shard, then within the host again.
+//!
+//! With one host only the first part is left, with one rank a host only the second. Every
+//! function here is called by all ranks of the group, after they have agreed.
+
+use super::fabric::Fabric;
+use super::local::Part;
+use super::ring::Combine;
+use super::span::{Span, shard};
+use crate::arithmetic::reducer::Reducer;
+use crate::transport::Failure;
+use std::time::Instant;
+
+/// Replaces `tensor` by the reduction over all ranks. `in_arenas` are the tensors of the ranks of
+/// this host by place, if all of them live in shared memory.
+pub fn all_reduce(
+    fabric: &mut Fabric,
+    tensor: Span,
+    in_arenas: Option<&[Span]>,
+    reducer: &Reducer,
+    deadline: Instant,
+) -> Result<(), Failure> {
+    let several_hosts = fabric.topology().hosts() > 1;
+    let carriers = fabric.topology().carriers();
+    let place = fabric.topology().place();
+
+    if !several_hosts {
+        return match (fabric.local(deadline), in_arenas) {
+            (None, _) => {
+                // SAFETY: the one rank of the group has its tensor to itself.
+                unsafe { reducer.fold(&[tensor.address], &[tensor.address], tensor.bytes, true) };
+                Ok(())
+            }
+            (Some(mut local), Some(tensors)) => local.all_reduce_in_place(tensors, reducer),
+            (Some(mut local), None) => local.all_reduce(tensor, reducer),
+        };
+    }
+    if let Some(mut local) = fabric.local(deadline) {
+        match in_arenas {
+            Some(tensors) => local.reduce_in_place(tensors, carriers, reducer),
+            None => local.reduce(tensor, carriers, reducer)?,
+        }
+    }
+    if let Some((ring, watch)) = fabric.ring() {
+        let own = tensor.part(shard(tensor.bytes, carriers, place));
+        // SAFETY: until the shards are handed out, this one belongs to this rank alone.
+        ring.all_reduce(unsafe { own.as_slice() }, reducer, watch, deadline)?;
+    }
+    if let Some(mut local) = fabric.local(deadline) {
+        match in_arenas {
+            Some(tensors) => local.hand_out(tensors, carriers)?,
+            None => local.publish(&carried_parts(tensor, carriers))?,
+        }
+    }
+    Ok(())
+}
+
+/// Brings `tensor` of rank `root` to all others.
+pub fn broadcast(
+    fabric: &mut Fabric,
+    tensor: Span,
+    root: usize,
+    deadline: Instant,
+) -> Result<(), Failure> {
+    let (root_host, root_place) = fabric.topology().find(root);
+    let at_root = fabric.topology().host() == root_host;
+    let carriers = fabric.topology().carriers();
+    let place = fabric.topology().place();
+
+    if let Some(mut local) = fabric.local(deadline).filter(|_| at_root) {
+        local.publish(&[Part { owner: root_place, span: tensor }])?;
+    }
+    if let Some((ring, watch)) = fabric.ring() {
+        let own = tensor.part(shard(tensor.bytes, carriers, place));
+        // SAFETY: the ranks of this host touch only their own tensors now.
+        ring.broadcast(unsafe { own.as_slice() }, root_host, watch, deadline)?;
+    }
+    if let Some(mut local) = fabric.local(deadline).filter(|_| !at_root) {
+        local.publish(&carried_parts(tensor, carriers))?;
+    }
+    Ok(())
+}
+
+/// Fills `outputs`, one per rank, with the inputs of the ranks; the own one is already there.
+/// Only for hosts with equally many ranks.
+pub fn all_gather(fabric: &mut Fabric, outputs: &[Span], deadline: Instant) -> Result<(), Failure> {
+    let topology = fabric.topology().clone();
+    let place = topology.place();
+    if let Some((ring, watch)) = fabric.ring() {
+        let mut blocks: Vec<&mut [u8]> = (0..topology.hosts())
+            // SAFETY: outputs do not overlap, and no other rank touches them.
+            .map(|host| unsafe { outputs[topology.ranks_of(host)[place]].as_slice() })
+            .collect();
+        ring.all_gather(&mut blocks, watch, deadline)?;
+    }
+    if let Some(mut local) = fabric.local(deadline) {
+        for host in 0..topology.hosts() {
+            let ranks = topology.ranks_of(host).iter().enumerate();
+            let parts: Vec<_> =
+                ranks.map(|(owner, rank)| Part { owner, span: outputs[*rank] }).collect();
+            local.publish(&parts)?;
+        }
+    }
+    Ok(())
+}
+
+impl Combine for Reducer {
+    fn element_bytes(&self) -> usize {
+        Reducer::element_bytes(self)
+    }
+
+    fn combine(&self, own: &mut [u8], incoming: &[u8], finish: bool) {
+        let bytes = own.len().min(incoming.len());
+        let own = own.as_mut_ptr();
+        // SAFETY: both are whole elements at aligned addresses, and they are different memory.
+        unsafe { self.fold(&[incoming.as_ptr(), own], &[own], bytes, finish) };
+    }
+
+    fn finish(&self, own: &mut [u8]) {
+        let (bytes, own) = (own.len(), own.as_mut_ptr());
+        // SAFETY: as above.
+        unsafe { self.fold(&[own], &[own], bytes, true) };
+    }
+}
+
+/// The shards of a tensor that the carriers of a host have.
+fn carried_parts(tensor: Span, carriers: usize) -> Vec<Part> {
+    let part = |owner| Part { owner, span: tensor.part(shard(tensor.bytes, carriers, owner)) };
+    (0..carriers).map(part).collect()
+}

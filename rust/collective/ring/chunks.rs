@@ -1,0 +1,63 @@
+//! Cutting bytes into chunks: the same cut on every host, from the length alone.
+//!
+//! It must never depend on anything that hosts could see differently.
+
+use std::ops::Range;
+
+/// Chunks begin at multiples of this many bytes: a cache line, and a multiple of every element.
+pub const ALIGNMENT: usize = 64;
+
+/// `count` adjacent ranges that cover `0..length`. Their sizes differ by `ALIGNMENT` at most, but
+/// for the end of the data, which may make the last ones short or empty.
+pub fn cut(length: usize, count: usize) -> impl Iterator<Item = Range<usize>> {
+    let units = length.div_ceil(ALIGNMENT);
+    let (each, longer) = (units / count, units % count);
+    let start = move |index: usize| {
+        let units_before = each * index + longer.min(index);
+        units_before.saturating_mul(ALIGNMENT).min(length)
+    };
+    (0..count).map(move |index| start(index)..start(index + 1))
+}
+
+/// The same cut, as slices of `bytes`.
+pub fn cut_slice(mut bytes: &mut [u8], count: usize) -> impl Iterator<Item = &mut [u8]> {
+    cut(bytes.len(), count).map(move |range| {
+        let (chunk, rest) = std::mem::take(&mut bytes).split_at_mut(range.len());
+        bytes = rest;
+        chunk
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn chunks_cover_everything_once_aligned_and_evenly(
+            length in 0usize..100_000, count in 1usize..20
+        ) {
+            let chunks: Vec<_> = cut(length, count).collect();
+            prop_assert_eq!(chunks.len(), count);
+            let mut at = 0;
+            for chunk in &chunks {
+                prop_assert_eq!(chunk.start, at);
+                prop_assert!(chunk.is_empty() || chunk.start % ALIGNMENT == 0);
+                at = chunk.end;
+            }
+            prop_assert_eq!(at, length);
+            let longest = chunks.iter().map(ExactSizeIterator::len).max().unwrap();
+            prop_assert!(longest < (length / count + 2 * ALIGNMENT));
+            // All but the last with anything in it are at most one unit shorter.
+            let filled = chunks.iter().filter(|chunk| !chunk.is_empty()).count();
+            for chunk in &chunks[..filled.saturating_sub(1)] {
+                prop_assert!(chunk.len() + ALIGNMENT >= longest);
+            }
+            let mut bytes = vec![0; length];
+            let slices: Vec<_> = cut_slice(&mut bytes, count).map(|slice| slice.len()).collect();
+            let ranges: Vec<_> = chunks.iter().map(ExactSizeIterator::len).collect();
+            prop_assert_eq!(slices, ranges);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! The exchange: one loop that drives all lanes until every tape has run through.
+//!
+//! It sleeps when nothing moves, and must never do so for long without looking after the peers.
+
+use super::lane::{Broken, Lane, Neighbour};
+use super::tape::Tape;
+use crate::transport::{Failure, Watch, ended};
+use rustix::event::{Timespec, poll};
+use std::time::{Duration, Instant};
+
+/// How often the watch is asked. Only this notices a death elsewhere in the ring.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How long the watch may take to know the reason for which a lane ended.
+const REASON_LIMIT: Duration = Duration::from_millis(100);
+const REASON_PAUSE: Duration = Duration::from_millis(2);
+/// Turns in vain before a sleep: a neighbour that is a moment behind is not worth one.
+const TRIES: u32 = 3;
+
+/// The ranks at the other ends of the lanes.
+#[derive(Debug, Clone, Copy)]
+pub struct Ranks {
+    pub next: usize,
+    pub previous: usize,
+}
+
+/// Returns when all bytes have arrived and all have been handed to the sockets. There may be fewer
+/// tapes than lanes; the lanes without one rest.
+pub fn run(
+    lanes: &mut [Lane],
+    tapes: &mut [Tape],
+    ranks: Ranks,
+    watch: &mut dyn Watch,
+    deadline: Instant,
+) -> Result<(), Failure> {
+    let mut next_look = Instant::now() + LOOK_EVERY;
+    let mut vain = 0;
+    loop {
+        let mut moved = false;
+        for (lane, tape) in lanes.iter_mut().zip(&mut *tapes) {
+            moved |= lane.take_turn(tape).map_err(|broken| explain(broken, ranks, watch))?;
+        }
+        if tapes.iter().all(|tape| tape.all_arrived() && tape.all_sent()) {
+            return Ok(());
+        }
+        let now = Instant::now();
+        if now >= next_look {
+            watch.check()?;
+            next_look = now + LOOK_EVERY;
+        }
+        if now >= deadline {
+            let missing = tapes.iter().any(|tape| !tape.all_arrived());
+            return Err(Failure::Late(vec![if missing { ranks.previous } else { ranks.next }]));
+        }
+        vain = if moved { 0 } else { vain + 1 };
+        if vain > TRIES {
+            sleep(lanes, tapes, next_look.min(deadline).saturating_duration_since(now));
+            vain = 0;
+        }
+    }
+}
+
+/// Until something can move, or the limit.
+fn sleep(lanes: &[Lane], tapes: &[Tape], limit: Duration) {
+    let mut waits: Vec<_> =
+        lanes.iter().zip(tapes).flat_map(|(lane, tape)| lane.waits_for(tape)).collect();
+    let limit = Timespec::try_from(limit).expect("shorter than an age");
+    // An error here (a signal, say) only means another round of the caller's loop.
+    let _ = poll(&mut waits, Some(&limit));
+}
+
+/// A lane that ended says little: a neighbour that leaves because of a third rank ends it as well.
+/// The watch has the reason, as soon as that has come.
+fn explain(broken: Broken, ranks: Ranks, watch: &mut dyn Watch) -> Failure {
+    let limit = Instant::now() + REASON_LIMIT;
+    loop {
+        if let Err(failure) = watch.check() {
+            return failure;
+        }
+        if Instant::now() >= limit {
+            break;
+        }
+        std::thread::sleep(REASON_PAUSE);
+    }
+    let rank = match broken.neighbour {
+        Neighbour::Next => ranks.next,
+        Neighbour::Previous => ranks.previous,
+    };
+    Failure::Lost { rank, reason: ended(&broken.error) }
+}

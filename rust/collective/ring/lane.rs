@@ -1,0 +1,189 @@
+//! A lane: one stream to the next host and one from the previous, and the bytes in between.
+//!
+//! A lane moves what can be moved now. It must never wait, and never hold back a whole cache line
+//! that could be combined and passed on.
+
+use super::chunks::ALIGNMENT;
+use super::tape::{Arrival, Tape};
+use rustix::event::{PollFd, PollFlags};
+use std::io::{ErrorKind, Read, Result, Write};
+use std::os::fd::AsFd;
+
+/// A byte stream that does not block, such as a `TcpStream` that has been told so.
+pub trait Stream: Read + Write + AsFd + Send {}
+impl<T: Read + Write + AsFd + Send> Stream for T {}
+
+/// What arrives is combined from a buffer of this size: small enough to stay in the core's own
+/// cache between the socket and the sum, large enough to make few system calls.
+pub const STAGING_BYTES: usize = 256 * 1024;
+/// The most that one turn takes in before the other direction gets its turn.
+const TURN_BYTES: usize = 1024 * 1024;
+
+pub struct Lane {
+    to_next: Box<dyn Stream>,
+    from_previous: Box<dyn Stream>,
+    staging: Staging,
+}
+
+/// The end of a lane at which a stream failed, and how.
+pub struct Broken {
+    pub neighbour: Neighbour,
+    pub error: std::io::Error,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Neighbour {
+    Next,
+    Previous,
+}
+
+impl Lane {
+    pub fn new(to_next: Box<dyn Stream>, from_previous: Box<dyn Stream>) -> Lane {
+        Lane::with_staging(to_next, from_previous, STAGING_BYTES)
+    }
+
+    /// A lane with a staging buffer of another size, to measure and to test.
+    pub fn with_staging(
+        to_next: Box<dyn Stream>,
+        from_previous: Box<dyn Stream>,
+        staging_bytes: usize,
+    ) -> Lane {
+        Lane { to_next, from_previous, staging: Staging::new(staging_bytes) }
+    }
+
+    /// Takes in what has come and sends what is ready. Tells whether any byte moved.
+    pub fn take_turn(&mut self, tape: &mut Tape) -> std::result::Result<bool, Broken> {
+        // In this order, because what has just been combined is still in the cache.
+        let received =
+            self.receive(tape).map_err(|error| Broken { neighbour: Neighbour::Previous, error })?;
+        let sent = self.send(tape).map_err(|error| Broken { neighbour: Neighbour::Next, error })?;
+        Ok(received | sent)
+    }
+
+    fn send(&mut self, tape: &mut Tape) -> Result<bool> {
+        let mut moved = false;
+        loop {
+            let ready = tape.sendable();
+            if ready.is_empty() {
+                return Ok(moved);
+            }
+            let whole = ready.len();
+            let written = write_now(&mut self.to_next, ready)?;
+            tape.mark_sent(written);
+            moved |= written > 0;
+            if written < whole {
+                return Ok(moved); // The socket is full.
+            }
+        }
+    }
+
+    fn receive(&mut self, tape: &mut Tape) -> Result<bool> {
+        let mut taken = 0;
+        while taken < TURN_BYTES
+            && let Some((place, arrival)) = tape.arriving()
+        {
+            let (asked, read, settled) = match arrival {
+                Arrival::Place => {
+                    let asked = place.len().min(TURN_BYTES);
+                    let read = read_now(&mut self.from_previous, &mut place[..asked])?;
+                    (asked, read, read)
+                }
+                Arrival::Combine { with, last } => {
+                    let room = self.staging.room(place.len());
+                    let asked = room.len();
+                    let read = read_now(&mut self.from_previous, room)?;
+                    let add = |own: &mut [u8], more: &[u8]| with.combine(own, more, last);
+                    (asked, read, self.staging.settle(read, place, add))
+                }
+            };
+            tape.mark_arrived(settled);
+            taken += read;
+            if read < asked {
+                break; // The socket is empty.
+            }
+        }
+        Ok(taken > 0)
+    }
+
+    /// What has to happen before another turn can move anything.
+    pub fn waits_for<'lane>(&'lane self, tape: &Tape) -> impl Iterator<Item = PollFd<'lane>> {
+        let arrival =
+            (!tape.all_arrived()).then(|| PollFd::new(&self.from_previous, PollFlags::IN));
+        // Room is of no interest while there is nothing to send: it would only wake for nothing.
+        let room =
+            (!tape.sendable().is_empty()).then(|| PollFd::new(&self.to_next, PollFlags::OUT));
+        arrival.into_iter().chain(room)
+    }
+}
+
+/// Bytes that have come but are not combined yet. After a turn it holds less than a cache line.
+struct Staging {
+    bytes: Vec<u8>,
+    /// Where the aligned part begins.
+    start: usize,
+    filled: usize,
+}
+
+impl Staging {
+    fn new(capacity: usize) -> Staging {
+        let capacity = capacity.next_multiple_of(ALIGNMENT).max(ALIGNMENT);
+        let mut bytes = vec![0; capacity + ALIGNMENT];
+        let start = bytes.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
+        bytes.truncate(start + capacity);
+        Staging { bytes, start, filled: 0 }
+    }
+
+    /// Room for what is still to come of `missing` bytes that are not combined yet.
+    fn room(&mut self, missing: usize) -> &mut [u8] {
+        let end = self.bytes.len().min(self.start + missing);
+        &mut self.bytes[self.start + self.filled..end]
+    }
+
+    /// Combines what has come with the beginning of `own`, with `more` bytes just read into the
+    /// room. Returns how much that was: whole cache lines, or all that `own` still missed.
+    fn settle(
+        &mut self,
+        more: usize,
+        own: &mut [u8],
+        combine: impl FnOnce(&mut [u8], &[u8]),
+    ) -> usize {
+        self.filled += more;
+        let whole = match self.filled == own.len() {
+            true => self.filled,
+            false => self.filled - self.filled % ALIGNMENT,
+        };
+        if whole > 0 {
+            let (start, end) = (self.start, self.start + self.filled);
+            combine(&mut own[..whole], &self.bytes[start..start + whole]);
+            self.bytes.copy_within(start + whole..end, start);
+            self.filled -= whole;
+        }
+        whole
+    }
+}
+
+/// What the stream has now, 0 bytes if it has nothing. Its end is an error.
+fn read_now(stream: &mut dyn Stream, into: &mut [u8]) -> Result<usize> {
+    loop {
+        match stream.read(into) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(read) => return Ok(read),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(0),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// As much as the stream takes now, 0 bytes if it is full.
+fn write_now(stream: &mut dyn Stream, bytes: &[u8]) -> Result<usize> {
+    loop {
+        match stream.write(bytes) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(written) => return Ok(written),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(0),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}

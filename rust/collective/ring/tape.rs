@@ -1,0 +1,200 @@
+//! The tape: the bytes that pass one position, in the order in which they pass.
+//!
+//! A tape is a sequence of stops, each a visit to one chunk. Two cursors move along it: bytes
+//! behind `arrived` have their value for this visit, bytes behind `sent` have been handed on. The
+//! whole of the ring's timing is one rule, `sent` never overtakes `arrived`.
+//!
+//! A chunk may be visited twice, for its sum and for its result. Its first value is gone before the
+//! second takes its place, because the second is made from the first.
+//!
+//! A tape must never touch a socket: it only says which bytes are next.
+
+use super::Combine;
+use std::ops::Range;
+
+/// What is done with bytes that arrive.
+#[derive(Clone, Copy)]
+pub enum Arrival<'a> {
+    /// They are combined with the own contribution, `last` if all others are already in them.
+    Combine { with: &'a dyn Combine, last: bool },
+    /// They are final and take the place of what is there.
+    Place,
+}
+
+/// A byte of the tape. The order is that of the tape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+struct Cursor {
+    stop: usize,
+    at: usize,
+}
+
+pub struct Tape<'a> {
+    chunks: Vec<&'a mut [u8]>,
+    /// The chunk of every stop.
+    stops: Vec<usize>,
+    /// The stops that arrive to be combined, and how; others are placed.
+    combined: Option<(Range<usize>, &'a dyn Combine)>,
+    /// How many stops are handed on.
+    outgoing: usize,
+    arrived: Cursor,
+    sent: Cursor,
+}
+
+impl<'a> Tape<'a> {
+    /// Every position contributes one of `chunks` and sees all of them, combined on the way.
+    pub fn of_all_reduce(
+        chunks: Vec<&'a mut [u8]>,
+        position: usize,
+        combine: &'a dyn Combine,
+    ) -> Tape<'a> {
+        let hosts = chunks.len();
+        Tape::around(chunks, position, 2 * hosts - 1, Some((1..hosts, combine)))
+    }
+
+    /// Every position has the chunk of its own number and gets the others.
+    pub fn of_all_gather(chunks: Vec<&'a mut [u8]>, position: usize) -> Tape<'a> {
+        let hosts = chunks.len();
+        Tape::around(chunks, position, hosts, None)
+    }
+
+    /// One chunk, which is there already or arrives, and is handed on or not.
+    pub fn of_broadcast(chunk: &'a mut [u8], has_it: bool, hands_on: bool) -> Tape<'a> {
+        Tape {
+            chunks: vec![chunk],
+            stops: vec![0],
+            combined: None,
+            outgoing: usize::from(hands_on),
+            arrived: Cursor { stop: usize::from(has_it), at: 0 },
+            sent: Cursor::default(),
+        }
+        .past_empty_stops()
+    }
+
+    /// `count` stops down the ring from the own chunk. The own one is there, the last is not
+    /// handed on: the next position began with it.
+    fn around(
+        chunks: Vec<&'a mut [u8]>,
+        position: usize,
+        count: usize,
+        combined: Option<(Range<usize>, &'a dyn Combine)>,
+    ) -> Tape<'a> {
+        let hosts = chunks.len();
+        Tape {
+            stops: (0..count).map(|stop| (position + 2 * hosts - stop) % hosts).collect(),
+            chunks,
+            combined,
+            outgoing: count - 1,
+            arrived: Cursor { stop: 1, at: 0 },
+            sent: Cursor::default(),
+        }
+        .past_empty_stops()
+    }
+
+    fn past_empty_stops(mut self) -> Tape<'a> {
+        self.mark_arrived(0);
+        self.mark_sent(0);
+        self
+    }
+
+    /// The bytes that are to arrive next, up to the end of their chunk; `None` if all have.
+    pub fn arriving(&mut self) -> Option<(&mut [u8], Arrival<'a>)> {
+        let Cursor { stop, at } = self.arrived;
+        let chunk = *self.stops.get(stop)?;
+        let arrival = match &self.combined {
+            Some((stops, with)) if stops.contains(&stop) => {
+                Arrival::Combine { with: *with, last: stop + 1 == stops.end }
+            }
+            _ => Arrival::Place,
+        };
+        Some((&mut self.chunks[chunk][at..], arrival))
+    }
+
+    /// The bytes that may be sent now, up to the end of their chunk. May be empty.
+    pub fn sendable(&self) -> &[u8] {
+        let Cursor { stop, at } = self.sent;
+        if stop >= self.outgoing || self.sent >= self.arrived {
+            return &[];
+        }
+        let chunk = &self.chunks[self.stops[stop]];
+        let end = if stop == self.arrived.stop { self.arrived.at } else { chunk.len() };
+        &chunk[at..end]
+    }
+
+    pub fn mark_arrived(&mut self, bytes: usize) {
+        self.arrived.at += bytes;
+        self.arrived = self.past_ends(self.arrived, self.stops.len());
+    }
+
+    pub fn mark_sent(&mut self, bytes: usize) {
+        self.sent.at += bytes;
+        self.sent = self.past_ends(self.sent, self.outgoing);
+    }
+
+    /// A cursor at the end of its chunk belongs to the next one that has any bytes.
+    fn past_ends(&self, mut cursor: Cursor, stops: usize) -> Cursor {
+        while cursor.stop < stops && cursor.at == self.chunks[self.stops[cursor.stop]].len() {
+            cursor = Cursor { stop: cursor.stop + 1, at: 0 };
+        }
+        cursor
+    }
+
+    pub fn all_arrived(&self) -> bool {
+        self.arrived.stop >= self.stops.len()
+    }
+
+    pub fn all_sent(&self) -> bool {
+        self.sent.stop >= self.outgoing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::ring::tests::Plain;
+
+    const SUM: Plain<u8> = Plain::SUM;
+
+    #[test]
+    fn what_one_position_sends_is_what_the_next_expects() {
+        for hosts in 2..=8 {
+            let mut storage = vec![vec![[0u8; 3]; hosts]; hosts];
+            let tapes: Vec<_> = storage
+                .iter_mut()
+                .enumerate()
+                .map(|(position, chunks)| {
+                    let chunks = chunks.iter_mut().map(|chunk| chunk.as_mut_slice()).collect();
+                    Tape::of_all_reduce(chunks, position, &SUM)
+                })
+                .collect();
+            for (position, tape) in tapes.iter().enumerate() {
+                let next = &tapes[(position + 1) % hosts];
+                assert_eq!(tape.stops[..tape.outgoing], next.stops[1..]);
+            }
+        }
+    }
+
+    #[test]
+    fn only_the_own_chunk_may_be_sent_before_anything_has_arrived() {
+        let (mut first, mut second) = ([1; 5], [2; 5]);
+        let mut tape = Tape::of_all_reduce(vec![&mut first, &mut second], 1, &SUM);
+        assert_eq!(tape.sendable(), [2; 5]);
+        tape.mark_sent(5);
+        assert!(tape.sendable().is_empty() && !tape.all_sent());
+        assert!(matches!(tape.arriving(), Some((_, Arrival::Combine { last: true, .. }))));
+        tape.mark_arrived(2);
+        assert_eq!(tape.sendable(), [1; 2]);
+        tape.mark_arrived(3);
+        assert!(matches!(tape.arriving(), Some((_, Arrival::Place))));
+        tape.mark_arrived(5);
+        assert!(tape.all_arrived() && !tape.all_sent());
+        tape.mark_sent(5);
+        assert!(tape.all_sent());
+    }
+
+    #[test]
+    fn empty_chunks_are_passed_over() {
+        let (mut empty, mut also_empty) = ([], []);
+        let tape = Tape::of_all_reduce(vec![&mut empty, &mut also_empty], 0, &SUM);
+        assert!(tape.all_arrived() && tape.all_sent() && tape.sendable().is_empty());
+    }
+}

@@ -1,0 +1,398 @@
+//! Whole collectives, from the queue to the result, on ranks that are threads of one process: over
+//! memory, shared memory, TCP and mixtures of them. What is expected comes from plain loops.
+
+use super::Engine;
+use super::operation::Operation;
+use crate::collective::assembly::{Assembled, Census, assemble};
+use crate::collective::call::{Call, Kind, View};
+use crate::collective::fabric::Fabric;
+use crate::collective::ring::{Lane, Ring};
+use crate::collective::span::{Memory, Span};
+use crate::collective::topology::Topology;
+use crate::error::{Error, Result};
+use crate::transport::interrupt::Interrupt;
+use crate::transport::memory;
+use crate::transport::shm::arena::{Allocation, Arena};
+use crate::transport::shm::passing::Entrance;
+use crate::transport::tcp::reception::Reception;
+use crate::transport::tcp::reception::tests::{KEY, receptions, soon};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+struct Member {
+    engine: Engine,
+    arena: Option<Arc<Arena>>,
+}
+
+fn labels(size: usize) -> Vec<String> {
+    (0..size).map(|rank| format!("rank {rank}")).collect()
+}
+
+/// A group as it is made for real, on loopback; ranks with the same number are on one host.
+fn group(hosts: &[usize]) -> Vec<Member> {
+    let entrances: Vec<_> = hosts.iter().map(|_| Entrance::open().unwrap()).collect();
+    let census = Arc::new(Census {
+        hosts: hosts.iter().map(usize::to_string).collect(),
+        entrances: entrances.iter().map(|entrance| entrance.name().to_string()).collect(),
+    });
+    let join = |(reception, entrance): (Reception, Entrance)| {
+        let census = census.clone();
+        std::thread::spawn(move || {
+            let interrupt = reception.interrupt().clone();
+            let Assembled { fabric, arena, notice } =
+                assemble(reception, Some(entrance), &census, &KEY, soon())
+                    .unwrap_or_else(|error| panic!("{error:?}"));
+            assert_eq!(notice, "");
+            let size = fabric.size();
+            Member {
+                engine: Engine::start("test", labels(size), fabric, interrupt).unwrap(),
+                arena,
+            }
+        })
+    };
+    let ranks: Vec<_> = receptions(hosts.len()).into_iter().zip(entrances).map(join).collect();
+    ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+}
+
+/// A group that is connected by memory of this process alone.
+fn memory_group(size: usize) -> Vec<Member> {
+    let hosts: Vec<_> = (0..size).collect();
+    let mut pipes: Vec<_> = hosts.iter().map(|_| UnixStream::pair().unwrap()).map(Some).collect();
+    for (left, right) in pipes.iter().flatten() {
+        left.set_nonblocking(true).unwrap();
+        right.set_nonblocking(true).unwrap();
+    }
+    // The pipe of a rank leads to the next one.
+    let (mut outs, mut ins): (Vec<_>, Vec<_>) =
+        pipes.iter_mut().map(|pipe| pipe.take().unwrap()).map(|(l, r)| (Some(l), Some(r))).unzip();
+    memory::mesh(size)
+        .into_iter()
+        .enumerate()
+        .map(|(rank, (mesh, interrupt))| {
+            let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
+            let lane = Lane::new(
+                Box::new(outs[rank].take().unwrap()),
+                Box::new(ins[previous].take().unwrap()),
+            );
+            let ring = (size > 1).then(|| Ring::new(rank, size, vec![lane], next, previous));
+            let topology = Topology::new(&hosts, rank);
+            let fabric = Fabric::new(Box::new(mesh), topology, None, ring);
+            let engine = Engine::start("test", labels(size), fabric, interrupt).unwrap();
+            Member { engine, arena: None }
+        })
+        .collect()
+}
+
+/// A tensor of a rank, with bytes before and after it that nobody may touch.
+struct Tensor {
+    address: *mut u8,
+    bytes: usize,
+    guard: usize,
+    _heap: Vec<u64>,
+    _shared: Option<Allocation>,
+}
+
+// SAFETY: the memory belongs to the tensor, wherever that goes.
+unsafe impl Send for Tensor {}
+
+const GUARD: u8 = 0xa5;
+
+impl Tensor {
+    /// `guard` bytes stand before and after; it is a multiple of the element's size.
+    fn new(content: &[u8], guard: usize, arena: Option<&Arc<Arena>>) -> Tensor {
+        let total = content.len() + 2 * guard;
+        let shared = arena.map(|arena| arena.allocate(total).unwrap());
+        let mut heap = vec![0u64; if shared.is_some() { 0 } else { total.div_ceil(8) }];
+        let start = shared.as_ref().map_or(heap.as_mut_ptr().cast(), Allocation::address);
+        // SAFETY: `total` bytes are there, and nobody else knows of them yet.
+        let address = unsafe {
+            start.write_bytes(GUARD, total);
+            let address = start.add(guard);
+            content.as_ptr().copy_to_nonoverlapping(address, content.len());
+            address
+        };
+        Tensor { address, bytes: content.len(), guard, _heap: heap, _shared: shared }
+    }
+
+    fn span(&self) -> Span {
+        Span { address: self.address, bytes: self.bytes }
+    }
+
+    fn content(&self) -> Vec<u8> {
+        let whole = Span {
+            // SAFETY: the guard is part of the allocation.
+            address: unsafe { self.address.sub(self.guard) },
+            bytes: self.bytes + 2 * self.guard,
+        };
+        // SAFETY: no collective is under way.
+        let whole = unsafe { whole.as_slice() };
+        let (before, rest) = whole.split_at(self.guard);
+        let (content, after) = rest.split_at(self.bytes);
+        assert!(before.iter().chain(after).all(|byte| *byte == GUARD), "touched what is not ours");
+        content.to_vec()
+    }
+}
+
+/// A collective on some tensors.
+struct OnTensors {
+    memory: Memory,
+    settled: Mutex<Option<Sender<Option<String>>>>,
+}
+
+impl Operation for OnTensors {
+    fn open(&self) -> Result<Memory> {
+        Ok(self.memory.clone())
+    }
+    fn start(&self, _done: Arc<Interrupt>) -> Result<()> {
+        Err(Error::Operation("there is no inner backend".into()))
+    }
+    fn finish(&self) -> Result<()> {
+        Ok(())
+    }
+    fn broke_connection(&self) -> bool {
+        false
+    }
+    fn settle(&self, error: Option<&Error>) -> bool {
+        if let Some(settled) = self.settled.lock().unwrap().take() {
+            let _ = settled.send(error.map(Error::to_string));
+        }
+        false
+    }
+    fn notify(&self) {}
+}
+
+/// Element types of the tests: their torch code, and their size.
+const I32: (u8, usize) = (3, 4);
+const U8: (u8, usize) = (0, 1);
+const F64: (u8, usize) = (7, 8);
+
+fn call(kind: Kind, dtype: u8, reduce_op: u8, root: usize, numel: usize) -> Call {
+    let view = View {
+        kind,
+        dtype,
+        reduce_op,
+        root: root as u32,
+        tensors: 1,
+        numel: numel as u64,
+        layout: 0,
+    };
+    Call {
+        view,
+        gradient: false,
+        bytes: 0,
+        sends: Vec::new(),
+        receives: Vec::new(),
+        complaint: String::new(),
+        timeout: Duration::from_secs(30),
+    }
+}
+
+/// Runs one collective on all ranks and returns how it went on each. Even ranks wait in the call.
+fn run(members: &[Member], call: &Call, memories: Vec<Memory>) {
+    std::thread::scope(|scope| {
+        for (rank, (member, memory)) in members.iter().zip(memories).enumerate() {
+            scope.spawn(move || {
+                let (sender, settled) = channel();
+                let settle = Mutex::new(Some(sender));
+                let operation = Arc::new(OnTensors { memory, settled: settle });
+                if rank % 2 == 0 {
+                    member.engine.submit_and_wait(call.clone(), operation).unwrap();
+                } else {
+                    member.engine.submit(call.clone(), operation).unwrap();
+                }
+                assert_eq!(settled.recv_timeout(Duration::from_secs(60)).unwrap(), None);
+            });
+        }
+    });
+}
+
+/// Numbers whose sum over eight ranks is exact in every element type, and that tell ranks and
+/// places apart.
+fn number(rank: usize, index: usize) -> u8 {
+    ((rank * 7 + index * 3 + index / 251) % 31) as u8
+}
+
+fn encode(dtype: (u8, usize), value: u32) -> Vec<u8> {
+    match dtype {
+        I32 => value.to_ne_bytes().to_vec(),
+        F64 => f64::from(value).to_ne_bytes().to_vec(),
+        _ => vec![value as u8],
+    }
+}
+
+fn contribution(dtype: (u8, usize), rank: usize, numel: usize) -> Vec<u8> {
+    (0..numel).flat_map(|index| encode(dtype, u32::from(number(rank, index)))).collect()
+}
+
+fn check_all_reduce(
+    members: &[Member],
+    dtype: (u8, usize),
+    numel: usize,
+    guard: usize,
+    in_arena: &dyn Fn(usize) -> bool,
+) {
+    let tensors: Vec<_> = members
+        .iter()
+        .enumerate()
+        .map(|(rank, member)| {
+            let arena = member.arena.as_ref().filter(|_| in_arena(rank));
+            Tensor::new(&contribution(dtype, rank, numel), guard * dtype.1, arena)
+        })
+        .collect();
+    let memory = |tensor: &Tensor| Memory { inputs: Vec::new(), outputs: vec![tensor.span()] };
+    let memories = tensors.iter().map(memory).collect();
+    run(members, &call(Kind::AllReduce, dtype.0, 0, 0, numel), memories);
+    let sum = |index| (0..members.len()).map(|rank| u32::from(number(rank, index))).sum::<u32>();
+    let expected: Vec<u8> = (0..numel).flat_map(|index| encode(dtype, sum(index))).collect();
+    for (rank, tensor) in tensors.iter().enumerate() {
+        assert!(tensor.content() == expected, "rank {rank} of {}, {numel}", members.len());
+    }
+}
+
+fn check_broadcast(members: &[Member], root: usize, bytes: usize) {
+    let tensors: Vec<_> = (0..members.len())
+        .map(|rank| Tensor::new(&contribution(U8, rank, bytes), 3, None))
+        .collect();
+    let memory = |tensor: &Tensor| Memory { inputs: Vec::new(), outputs: vec![tensor.span()] };
+    let memories = tensors.iter().map(memory).collect();
+    run(members, &call(Kind::Broadcast, 0, 0, root, bytes), memories);
+    let expected = contribution(U8, root, bytes);
+    assert!(tensors.iter().all(|tensor| tensor.content() == expected), "root {root}, {bytes}");
+}
+
+fn check_all_gather(members: &[Member], bytes: usize) {
+    let size = members.len();
+    let inputs: Vec<_> =
+        (0..size).map(|rank| Tensor::new(&contribution(U8, rank, bytes), 3, None)).collect();
+    let outputs: Vec<Vec<_>> = (0..size)
+        .map(|_| (0..size).map(|_| Tensor::new(&vec![0; bytes], 5, None)).collect())
+        .collect();
+    let memory = |(input, outputs): (&Tensor, &Vec<Tensor>)| Memory {
+        inputs: vec![input.span()],
+        outputs: outputs.iter().map(Tensor::span).collect(),
+    };
+    let memories = inputs.iter().zip(&outputs).map(memory).collect();
+    run(members, &call(Kind::AllGather, 0, 0, 0, bytes), memories);
+    for outputs in &outputs {
+        for (rank, output) in outputs.iter().enumerate() {
+            assert!(output.content() == contribution(U8, rank, bytes), "{bytes} of rank {rank}");
+        }
+    }
+}
+
+/// Checks many collectives, one after the other, in one group.
+fn check(members: &[Member], cases: u32) {
+    let size = members.len();
+    // Around the limits of what travels with the call, of blocks and of shards.
+    let numel = prop_oneof![0usize..70, 8000usize..8400, 60_000usize..70_000, 0usize..700_000];
+    let dtype = prop_oneof![Just(I32), Just(U8), Just(F64)];
+    let case = (numel, dtype, 0usize..9, 0usize..4, 0..size);
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    TestRunner::new(config)
+        .run(&case, |(numel, dtype, guard, placing, root)| {
+            match placing {
+                0 => check_all_reduce(members, dtype, numel, guard, &|_| true),
+                1 => check_all_reduce(members, dtype, numel, guard, &|rank| rank % 2 == 0),
+                2 => check_all_reduce(members, dtype, numel, guard, &|_| false),
+                _ => {
+                    check_broadcast(members, root, numel);
+                    let even = members[0].engine.shared.fabric().topology().is_even();
+                    if even {
+                        check_all_gather(members, numel);
+                    }
+                }
+            }
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("{size} ranks: {error}"));
+}
+
+#[test]
+fn ranks_in_one_memory_get_the_right_results() {
+    for size in 1..=8 {
+        check(&memory_group(size), 12);
+    }
+}
+
+#[test]
+fn ranks_of_one_host_get_the_right_results() {
+    for size in 1..=8 {
+        check(&group(&vec![0; size]), 16);
+    }
+}
+
+#[test]
+fn ranks_of_different_hosts_get_the_right_results() {
+    for size in 2..=8 {
+        let hosts: Vec<_> = (0..size).collect();
+        check(&group(&hosts), 10);
+    }
+}
+
+#[test]
+fn hosts_with_several_ranks_get_the_right_results() {
+    let topologies: [&[usize]; 6] = [
+        &[0, 0, 1],
+        &[0, 1, 1, 0],
+        &[0, 0, 1, 1, 2, 2],
+        &[0, 0, 0, 1],
+        &[0, 1, 2, 0, 1],
+        &[0, 0, 0, 0, 1, 1, 1, 1],
+    ];
+    for hosts in topologies {
+        check(&group(hosts), 12);
+    }
+}
+
+#[test]
+fn sixteen_bit_floats_are_summed_in_more_than_sixteen_bits() {
+    // 2048 + 1 + 1 is 2048 in f16 if every sum is rounded, and 2050 if only the last one is.
+    let members = group(&[0, 0, 0]);
+    for numel in [3usize, 100_000] {
+        let value = |rank: usize| half::f16::from_f32(if rank == 0 { 2048.0 } else { 1.0 });
+        let content = |rank| value(rank).to_ne_bytes().repeat(numel);
+        let tensors: Vec<_> = (0..3).map(|rank| Tensor::new(&content(rank), 2, None)).collect();
+        let memory = |tensor: &Tensor| Memory { inputs: Vec::new(), outputs: vec![tensor.span()] };
+        let memories = tensors.iter().map(memory).collect();
+        run(&members, &call(Kind::AllReduce, 5, 0, 0, numel), memories);
+        let expected = half::f16::from_f32(2050.0).to_ne_bytes().repeat(numel);
+        assert!(tensors.iter().all(|tensor| tensor.content() == expected));
+    }
+}
+
+#[test]
+fn sums_of_floats_have_the_same_bits_on_every_rank_and_in_every_run() {
+    let wild = |rank: usize, index: usize| {
+        let seed = (rank * 1_000_003 + index) as u64;
+        let bits = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+        (bits as f32 / 1e6).sin() * 10f32.powi((bits % 13) as i32 - 6)
+    };
+    for hosts in [vec![0, 0, 0], vec![0, 1, 2], vec![0, 0, 1, 1, 2]] {
+        let mut first: Option<Vec<u8>> = None;
+        for run_number in 0..2 {
+            let members = group(&hosts);
+            let content = |rank| -> Vec<u8> {
+                (0..50_001).flat_map(|index| wild(rank, index).to_ne_bytes()).collect()
+            };
+            let tensors: Vec<_> = (0..hosts.len())
+                // In shared memory or not: the order of the sum is the same.
+                .map(|rank| {
+                    let arena = members[rank].arena.as_ref().filter(|_| run_number == 0);
+                    Tensor::new(&content(rank), 4, arena)
+                })
+                .collect();
+            let memory =
+                |tensor: &Tensor| Memory { inputs: Vec::new(), outputs: vec![tensor.span()] };
+            let memories = tensors.iter().map(memory).collect();
+            run(&members, &call(Kind::AllReduce, 6, 0, 0, 50_001), memories);
+            for tensor in &tensors {
+                let content = tensor.content();
+                assert!(*first.get_or_insert_with(|| content.clone()) == content, "{hosts:?}");
+            }
+        }
+    }
+}

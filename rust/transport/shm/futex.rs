@@ -1,0 +1,80 @@
+//! A word that a process can sleep on until another process changes it.
+//!
+//! Outside of a model it is Linux's futex, in memory that several processes share. In a model it
+//! is what the kernel promises: to look at the word and to fall asleep is one step, which no wake
+//! can fall into.
+
+#[cfg(not(loom))]
+mod kernel {
+    use rustix::thread::futex::{Flags, wait, wake};
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Duration;
+
+    #[repr(transparent)]
+    pub struct Futex(AtomicU32);
+
+    impl Futex {
+        #[cfg(test)]
+        pub fn new(value: u32) -> Futex {
+            Futex(AtomicU32::new(value))
+        }
+
+        pub fn load(&self) -> u32 {
+            self.0.load(Ordering::Acquire)
+        }
+
+        /// Sleeps unless the word is no longer `value`; wakes after `limit`, or for no reason.
+        pub fn sleep_while(&self, value: u32, limit: Duration) {
+            let limit = rustix::thread::futex::Timespec {
+                tv_sec: limit.as_secs().min(i64::MAX as u64) as i64,
+                tv_nsec: i64::from(limit.subsec_nanos()),
+            };
+            // Not private to the process: the one that wakes is another. Whatever ends the sleep,
+            // the caller looks again.
+            let _ = wait(&self.0, Flags::empty(), value, Some(&limit));
+        }
+
+        pub fn bump_and_wake(&self) {
+            self.0.fetch_add(1, Ordering::Release);
+            let _ = wake(&self.0, Flags::empty(), 1);
+        }
+    }
+}
+
+#[cfg(loom)]
+mod model {
+    use loom::sync::{Condvar, Mutex};
+    use std::time::Duration;
+
+    pub struct Futex {
+        word: Mutex<u32>,
+        changed: Condvar,
+    }
+
+    impl Futex {
+        pub fn new(value: u32) -> Futex {
+            Futex { word: Mutex::new(value), changed: Condvar::new() }
+        }
+
+        pub fn load(&self) -> u32 {
+            *self.word.lock().unwrap()
+        }
+
+        pub fn sleep_while(&self, value: u32, _limit: Duration) {
+            let word = self.word.lock().unwrap();
+            if *word == value {
+                drop(self.changed.wait(word).unwrap());
+            }
+        }
+
+        pub fn bump_and_wake(&self) {
+            *self.word.lock().unwrap() += 1;
+            self.changed.notify_one();
+        }
+    }
+}
+
+#[cfg(not(loom))]
+pub use kernel::Futex;
+#[cfg(loom)]
+pub use model::Futex;

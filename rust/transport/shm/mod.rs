@@ -1,0 +1,15 @@
+//! Memory that the ranks of one host share: each has a segment, and maps those of the others.
+//!
+//! What a peer writes is never trusted further than that it stays mapped and is bounded before it
+//! is used. Nothing in here has a name in the file system, so a job that is killed leaves nothing
+//! behind.
+
+pub mod arena;
+pub mod bell;
+pub mod blocks;
+pub mod counter;
+mod futex;
+pub mod hall;
+mod line;
+pub mod passing;
+pub mod segment;

@@ -1,0 +1,285 @@
+//! The segment: a range of memory that other processes can map as well.
+//!
+//! It is a memfd, sealed so that nobody can change its size: a mapping whose file shrinks kills
+//! the process that reads it. A segment is never adopted from a peer without these seals. It takes
+//! address space for all of its bytes, and memory only for the pages that were touched.
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::process::{Resource, getrlimit};
+use std::io::{Error, ErrorKind, Result};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+/// What keeps the size as it is, the last one by keeping the seals.
+const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+#[derive(Debug)]
+pub struct Segment {
+    base: NonNull<u8>,
+    bytes: usize,
+    memory: OwnedFd,
+    /// The process that mapped it, whose mapping it is.
+    process: u32,
+}
+
+// SAFETY: the mapping is the segment's own until it is dropped, whichever thread does that. The
+// methods only give out its address and ask the system about its pages; whoever reads or writes
+// there uses raw pointers and answers for the order.
+unsafe impl Send for Segment {}
+// SAFETY: as above; no method changes anything in the segment itself.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    /// New memory of at least `bytes` bytes, all zeros. `name` is for people who look into /proc.
+    pub fn create(name: &str, bytes: usize) -> Result<Segment> {
+        let bytes = bytes
+            .checked_next_multiple_of(rustix::param::page_size())
+            .ok_or_else(|| Error::new(ErrorKind::InvalidInput, "more bytes than there can be"))?;
+        let memory = new_memfd(name).map_err(|errno| failed("memfd_create failed", errno))?;
+        // Past this limit the system does not only refuse, it sends a signal that ends the process.
+        if getrlimit(Resource::Fsize).current.is_some_and(|limit| bytes as u64 > limit) {
+            let reason = format!("{bytes} bytes are over the limit for a file's size (ulimit -f)");
+            return Err(Error::new(ErrorKind::FileTooLarge, reason));
+        }
+        rustix::fs::ftruncate(&memory, bytes as u64)
+            .map_err(|errno| failed(&format!("sizing a memfd to {bytes} bytes failed"), errno))?;
+        rustix::fs::fcntl_add_seals(&memory, SIZE_SEALS)
+            .map_err(|errno| failed("sealing a memfd failed", errno))?;
+        Segment::map(memory, bytes)
+    }
+
+    /// Maps the memory of a peer, unless the peer could still resize it.
+    pub fn adopt(memory: OwnedFd) -> Result<Segment> {
+        let seals = rustix::fs::fcntl_get_seals(&memory)
+            .map_err(|errno| failed("the descriptor is not a memfd", errno))?;
+        if !seals.contains(SIZE_SEALS) {
+            let reason = "the descriptor is not a memfd that is sealed against resizing";
+            return Err(Error::new(ErrorKind::InvalidData, reason));
+        }
+        // After the seals: before, it could have changed.
+        let size = rustix::fs::fstat(&memory)
+            .map_err(|errno| failed("the size of the memfd is not known", errno))?
+            .st_size;
+        let bytes = usize::try_from(size).map_err(Error::other)?;
+        let segment = Segment::map(memory, bytes)?;
+        // A forked child is no rank: it has no business in the memory of others. The own segment
+        // stays, since the user's tensors live in it.
+        // SAFETY: the range is the mapping just made, which nobody else knows of yet.
+        unsafe { rustix::mm::madvise(segment.base().cast(), bytes, Advice::LinuxDontFork) }
+            .map_err(|errno| failed("keeping the memory from forked children failed", errno))?;
+        Ok(segment)
+    }
+
+    fn map(memory: OwnedFd, bytes: usize) -> Result<Segment> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: without a wished address the system chooses a free one, so no memory that is in
+        // use is replaced.
+        let base =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, access, flags, &memory, 0) }
+                .map_err(|errno| failed(&format!("mapping {bytes} bytes failed"), errno))?;
+        let base = NonNull::new(base.cast()).ok_or(ErrorKind::AddrNotAvailable)?;
+        Ok(Segment { base, bytes, memory, process: std::process::id() })
+    }
+
+    /// Where it begins in this process, aligned to a page. Other processes see it elsewhere.
+    pub fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// What a peer needs to adopt it.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+
+    /// Gives the pages of a range back to the system, for everyone who maps it: they read as zeros
+    /// and cost nothing until they are touched again. Part of a page is zeroed and kept.
+    pub fn release(&self, offset: usize, bytes: usize) -> Result<()> {
+        if !self.contains(offset, bytes) {
+            let reason = format!("{bytes} bytes at {offset} are not within {} bytes", self.bytes);
+            return Err(Error::new(ErrorKind::InvalidInput, reason));
+        }
+        if bytes == 0 {
+            return Ok(());
+        }
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&self.memory, mode, offset as u64, bytes as u64)
+            .map_err(|errno| failed(&format!("releasing {bytes} bytes failed"), errno))
+    }
+
+    /// Asks for huge pages in a range, in this process. A system that has none for shared memory
+    /// goes on with small ones, which is slower and otherwise the same.
+    pub fn prefer_huge_pages(&self, offset: usize, bytes: usize) {
+        if !self.contains(offset, bytes) {
+            return;
+        }
+        let before_page = offset % rustix::param::page_size();
+        let start = self.base().wrapping_add(offset - before_page).cast();
+        // SAFETY: the range is within the mapping, and the advice does not change its contents.
+        let _ = unsafe { rustix::mm::madvise(start, bytes + before_page, Advice::LinuxHugepage) };
+    }
+
+    fn contains(&self, offset: usize, bytes: usize) -> bool {
+        offset.checked_add(bytes).is_some_and(|end| end <= self.bytes)
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // A forked child did not inherit a peer's mapping: there may be something else by now.
+        if std::process::id() != self.process {
+            return;
+        }
+        // SAFETY: the range is the mapping that `map` made in this process. The segment is gone
+        // with it; who kept its address has no leave to use it.
+        let _ = unsafe { rustix::mm::munmap(self.base().cast(), self.bytes) };
+    }
+}
+
+/// An empty memfd that can be sealed, and not executed where the system can say so: some systems
+/// refuse any other.
+fn new_memfd(name: &str) -> rustix::io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        // Linux before 6.3 does not know the flag.
+        Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags),
+        made => made,
+    }
+}
+
+fn failed(what: &str, errno: Errno) -> Error {
+    Error::new(errno.kind(), format!("{what}: {errno}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+
+    const PAGE: usize = 4096;
+    const GIB: usize = 1 << 30;
+
+    fn adopt_copy(segment: &Segment) -> Segment {
+        Segment::adopt(segment.fd().try_clone_to_owned().unwrap()).unwrap()
+    }
+
+    fn write(segment: &Segment, offset: usize, value: u8) {
+        assert!(offset < segment.bytes());
+        // SAFETY: the byte is within the mapping, and the tests here take turns.
+        unsafe { segment.base().add(offset).write_volatile(value) }
+    }
+
+    fn read(segment: &Segment, offset: usize) -> u8 {
+        assert!(offset < segment.bytes());
+        // SAFETY: as in `write`.
+        unsafe { segment.base().add(offset).read_volatile() }
+    }
+
+    /// The memory it costs.
+    fn resident(segment: &Segment) -> usize {
+        rustix::fs::fstat(segment.fd()).unwrap().st_blocks as usize * 512
+    }
+
+    /// The flags of the mapping at `segment`, as /proc has them.
+    fn mapping_flags(segment: &Segment) -> String {
+        let start = format!("{:x}-", segment.base() as usize);
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = maps.lines().skip_while(|line| !line.starts_with(&start));
+        lines.find(|line| line.starts_with("VmFlags:")).unwrap().to_string() + " "
+    }
+
+    #[test]
+    fn both_ends_see_what_either_writes() {
+        let own = Segment::create("test", PAGE + 1).unwrap();
+        assert_eq!(own.bytes(), own.bytes().next_multiple_of(PAGE));
+        let theirs = adopt_copy(&own);
+        assert_eq!(theirs.bytes(), own.bytes());
+        assert_ne!(theirs.base(), own.base());
+        write(&own, 7, 70);
+        write(&theirs, PAGE, 80);
+        assert_eq!((read(&theirs, 7), read(&own, PAGE)), (70, 80));
+        drop(own);
+        assert_eq!(read(&theirs, 7), 70);
+    }
+
+    #[test]
+    fn nobody_can_resize_it() {
+        let own = Segment::create("test", PAGE).unwrap();
+        for bytes in [0, 2 * PAGE as u64] {
+            assert_eq!(rustix::fs::ftruncate(own.fd(), bytes), Err(Errno::PERM));
+        }
+        let more = rustix::fs::fcntl_add_seals(own.fd(), SealFlags::FUTURE_WRITE);
+        assert_eq!(more, Err(Errno::PERM));
+    }
+
+    #[test]
+    fn what_could_be_resized_is_refused() {
+        let unsealed = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&unsealed, PAGE as u64).unwrap();
+        let half_sealed = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::fcntl_add_seals(&half_sealed, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        let file = File::open("/proc/self/exe").unwrap();
+        let (pipe, _other_end) = std::io::pipe().unwrap();
+        for refused in [unsealed, half_sealed, file.into(), pipe.into()] {
+            let error = Segment::adopt(refused).unwrap_err().to_string();
+            assert!(error.contains("the descriptor is not a memfd"), "{error}");
+        }
+    }
+
+    #[test]
+    fn no_bytes_or_too_many_are_refused() {
+        for bytes in [0, usize::MAX, usize::MAX / 2] {
+            Segment::create("test", bytes).unwrap_err();
+        }
+        let empty = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::fcntl_add_seals(&empty, SIZE_SEALS).unwrap();
+        Segment::adopt(empty).unwrap_err();
+    }
+
+    #[test]
+    fn only_touched_pages_cost_memory_and_released_ones_do_not() {
+        let own = Segment::create("test", 64 * GIB).unwrap();
+        let theirs = adopt_copy(&own);
+        assert_eq!((own.bytes(), resident(&own)), (64 * GIB, 0));
+        for page in 0..10 {
+            write(&own, 50 * GIB + page * PAGE, 1);
+        }
+        write(&own, 64 * GIB - 1, 1);
+        let cost = resident(&own);
+        assert!((11 * PAGE..GIB).contains(&cost), "{cost}");
+        own.release(50 * GIB, GIB).unwrap();
+        assert!(resident(&own) <= cost - 10 * PAGE, "{} of {cost}", resident(&own));
+        assert_eq!((read(&own, 50 * GIB), read(&theirs, 50 * GIB)), (0, 0));
+        assert_eq!(read(&theirs, 64 * GIB - 1), 1);
+        theirs.release(0, 64 * GIB).unwrap();
+        assert_eq!(resident(&own), 0);
+        assert_eq!(read(&own, 64 * GIB - 1), 0);
+    }
+
+    #[test]
+    fn advice_and_release_stay_within_the_segment() {
+        let own = Segment::create("test", 2 * PAGE).unwrap();
+        write(&own, 0, 1);
+        for (offset, bytes) in [(PAGE, 2 * PAGE), (usize::MAX, 2), (2 * PAGE, 1)] {
+            own.release(offset, bytes).unwrap_err();
+            own.prefer_huge_pages(offset, bytes);
+        }
+        own.release(2 * PAGE, 0).unwrap();
+        own.prefer_huge_pages(10, PAGE);
+        assert_eq!(read(&own, 0), 1);
+    }
+
+    #[test]
+    fn a_forked_child_keeps_the_own_memory_and_not_that_of_others() {
+        let own = Segment::create("test", PAGE).unwrap();
+        let theirs = adopt_copy(&own);
+        assert!(!mapping_flags(&own).contains(" dc "));
+        assert!(mapping_flags(&theirs).contains(" dc "));
+    }
+}

@@ -1,0 +1,26 @@
+//! TCP between the ranks of a group: who connects to whom, and what goes over the connections.
+//!
+//! Every rank listens at one address, where all its connections come in. The mesh is one
+//! connection between any two ranks, for messages and for noticing the end of a peer; lanes are
+//! further connections to the neighbours in a ring, for tensors.
+
+pub mod lanes;
+pub mod mesh;
+pub mod reception;
+
+use rustix::event::Timespec;
+use std::time::Duration;
+
+/// Why connections could not be made: with whom, and what happened last.
+#[derive(Debug)]
+pub struct ConnectError {
+    pub missing: Vec<usize>,
+    pub last: String,
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: duration.as_secs().min(i64::MAX as u64) as i64,
+        tv_nsec: i64::from(duration.subsec_nanos()),
+    }
+}

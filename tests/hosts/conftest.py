@@ -1,0 +1,48 @@
+"""Fixtures of the tests on several hosts: the hosts, and a place for what was measured.
+
+They must never make a namespace where that is not possible: tests then skip and say why.
+"""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.hosts.network import Network, why_not
+
+_MEASURED: pytest.StashKey[list[str]] = pytest.StashKey()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_MEASURED] = []
+
+
+@pytest.fixture
+def hosts() -> Iterator[Callable[..., Network]]:
+    """`hosts(2)`: a network of two hosts, removed after the test."""
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    made: list[Network] = []
+
+    def make(count: int, planes: int = 1, ipv4: bool = True) -> Network:
+        made.append(Network(count, planes, ipv4))
+        return made[-1]
+
+    yield make
+    for network in made:
+        network.close()
+
+
+@pytest.fixture
+def measured(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Notes something for the summary at the end of the run; no test depends on it."""
+    name = request.node.nodeid.partition("::")[2]
+    return lambda text: request.config.stash[_MEASURED].append(f"{name}: {text}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    lines = terminalreporter.config.stash.get(_MEASURED, [])
+    if lines:
+        terminalreporter.section("measured, for information")
+        for line in lines:
+            terminalreporter.line(line)
