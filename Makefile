@@ -1,9 +1,9 @@
 # Everything from a fresh clone: `make demo` and `make test` set up what they need, once.
 #
 #   make demo         train a small model with Gloo and with gflow, table and plot
-#   make test         Rust tests, Python tests and a part of PyTorch's own backend suite
+#   make test         Rust tests and models, Python tests, a part of PyTorch's own backend suite
 #   make conformance  all of PyTorch's own backend suite (about 5 minutes on two cores)
-#   make bench        compare gflow with Gloo in one interleaved run
+#   make bench        compare gflow with Gloo, MPI and the memory's limit in one interleaved run
 #   make lint         formatters and linters, as CI runs them
 #   make wheel        a wheel in dist/
 #   make clean        remove what was built, and .venv
@@ -55,7 +55,10 @@ demo: build
 
 test: build
 	@echo "gflow: Rust tests"
-	cargo test --release --locked --quiet
+	cargo test --release --locked --quiet --lib
+	@echo "gflow: models of the code without locks (loom)"
+	LOOM_MAX_PREEMPTIONS=3 RUSTFLAGS="--cfg loom" \
+		cargo test --locked --quiet --lib --target-dir target/loom model
 	@echo "gflow: Python tests"
 	$(BIN)/python -m pytest
 	@echo "gflow: a part of PyTorch's own backend suite"
@@ -72,7 +75,7 @@ lint: .venv/.dev
 	cargo clippy --release --locked --all-targets --quiet -- -D warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror $$(find csrc -name '*.cpp' -o -name '*.h')
+	$(BIN)/clang-format --dry-run --Werror $$(find csrc torch_plugin -name '*.cpp' -o -name '*.[ch]')
 
 wheel: .venv/.dev
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .

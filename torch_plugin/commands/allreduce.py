@@ -20,7 +20,7 @@ from gflow.commands.sizes import read_sizes
 _SIZES, _QUICK_SIZES = "4K,64K,1M,4M,25M,128M", "4K,1M,25M"
 _SECONDS, _QUICK_SECONDS = 5.0, 0.5
 #: With slow links a size takes at least this many calls of each contender.
-_LEAST_CALLS = 5
+_LEAST_CALLS = 7
 #: Even a very busy machine sums up this many bytes in a second.
 _SLOWEST = 50e6
 

@@ -20,7 +20,7 @@ from gflow.commands.rank import Rank
 from gflow.registration import register
 
 _WARM_UP = 3
-_LEAST_ROUNDS = 3
+_LEAST_ROUNDS = 5
 #: All ranks decide together whether to go on, about this often in the time for a size.
 _DECISIONS = 10
 #: A turn takes about this long, but has calls within these bounds.

@@ -2,7 +2,7 @@
 //!
 //! It sleeps when nothing moves, and must never do so for long without looking after the peers.
 
-use super::lane::{Broken, Lane, Neighbour};
+use super::lane::{Broken, Lane, Neighbour, Turn};
 use super::tape::Tape;
 use crate::transport::{Failure, Watch, ended};
 use rustix::event::{Timespec, poll};
@@ -13,8 +13,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How long the watch may take to know the reason for which a lane ended.
 const REASON_LIMIT: Duration = Duration::from_millis(100);
 const REASON_PAUSE: Duration = Duration::from_millis(2);
-/// Turns in vain before a sleep: a neighbour that is a moment behind is not worth one.
-const TRIES: u32 = 3;
+
+/// A slow link wakes a rank for every few packets. If a turn brought less than this and much is
+/// still missing, more is let come first: that saves wake-ups, and the buffers of the sockets keep
+/// the link busy meanwhile. A fast link brings more, so nothing is lost there.
+const SMALL_TURN: usize = 128 * 1024;
+const SLOW_LINK_PAUSE: Duration = Duration::from_millis(1);
 
 /// The ranks at the other ends of the lanes.
 #[derive(Debug, Clone, Copy)]
@@ -33,11 +37,12 @@ pub fn run(
     deadline: Instant,
 ) -> Result<(), Failure> {
     let mut next_look = Instant::now() + LOOK_EVERY;
-    let mut vain = 0;
     loop {
-        let mut moved = false;
+        let mut turn = Turn { received: 0, is_drained: true };
         for (lane, tape) in lanes.iter_mut().zip(&mut *tapes) {
-            moved |= lane.take_turn(tape).map_err(|broken| explain(broken, ranks, watch))?;
+            let one = lane.take_turn(tape).map_err(|broken| explain(broken, ranks, watch))?;
+            turn.received += one.received;
+            turn.is_drained &= one.is_drained;
         }
         if tapes.iter().all(|tape| tape.all_arrived() && tape.all_sent()) {
             return Ok(());
@@ -51,10 +56,12 @@ pub fn run(
             let missing = tapes.iter().any(|tape| !tape.all_arrived());
             return Err(Failure::Late(vec![if missing { ranks.previous } else { ranks.next }]));
         }
-        vain = if moved { 0 } else { vain + 1 };
-        if vain > TRIES {
+        if turn.is_drained {
+            let missing: usize = tapes.iter().map(Tape::missing).sum();
+            if (1..SMALL_TURN).contains(&turn.received) && missing > SMALL_TURN * 8 {
+                std::thread::sleep(SLOW_LINK_PAUSE);
+            }
             sleep(lanes, tapes, next_look.min(deadline).saturating_duration_since(now));
-            vain = 0;
         }
     }
 }

@@ -25,6 +25,15 @@ pub struct Lane {
     staging: Staging,
 }
 
+/// What came of a turn.
+#[derive(Debug, Clone, Copy)]
+pub struct Turn {
+    /// Bytes that came.
+    pub received: usize,
+    /// Whether the socket has no more for now.
+    pub is_drained: bool,
+}
+
 /// The end of a lane at which a stream failed, and how.
 pub struct Broken {
     pub neighbour: Neighbour,
@@ -51,33 +60,31 @@ impl Lane {
         Lane { to_next, from_previous, staging: Staging::new(staging_bytes) }
     }
 
-    /// Takes in what has come and sends what is ready. Tells whether any byte moved.
-    pub fn take_turn(&mut self, tape: &mut Tape) -> std::result::Result<bool, Broken> {
+    /// Takes in what has come and sends what is ready.
+    pub fn take_turn(&mut self, tape: &mut Tape) -> std::result::Result<Turn, Broken> {
         // In this order, because what has just been combined is still in the cache.
-        let received =
+        let turn =
             self.receive(tape).map_err(|error| Broken { neighbour: Neighbour::Previous, error })?;
-        let sent = self.send(tape).map_err(|error| Broken { neighbour: Neighbour::Next, error })?;
-        Ok(received | sent)
+        self.send(tape).map_err(|error| Broken { neighbour: Neighbour::Next, error })?;
+        Ok(turn)
     }
 
-    fn send(&mut self, tape: &mut Tape) -> Result<bool> {
-        let mut moved = false;
+    fn send(&mut self, tape: &mut Tape) -> Result<()> {
         loop {
             let ready = tape.sendable();
             if ready.is_empty() {
-                return Ok(moved);
+                return Ok(());
             }
             let whole = ready.len();
             let written = write_now(&mut self.to_next, ready)?;
             tape.mark_sent(written);
-            moved |= written > 0;
             if written < whole {
-                return Ok(moved); // The socket is full.
+                return Ok(()); // The socket is full.
             }
         }
     }
 
-    fn receive(&mut self, tape: &mut Tape) -> Result<bool> {
+    fn receive(&mut self, tape: &mut Tape) -> Result<Turn> {
         let mut taken = 0;
         while taken < TURN_BYTES
             && let Some((place, arrival)) = tape.arriving()
@@ -99,10 +106,10 @@ impl Lane {
             tape.mark_arrived(settled);
             taken += read;
             if read < asked {
-                break; // The socket is empty.
+                return Ok(Turn { received: taken, is_drained: true });
             }
         }
-        Ok(taken > 0)
+        Ok(Turn { received: taken, is_drained: tape.all_arrived() })
     }
 
     /// What has to happen before another turn can move anything.

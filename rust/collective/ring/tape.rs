@@ -142,6 +142,12 @@ impl<'a> Tape<'a> {
         self.arrived.stop >= self.stops.len()
     }
 
+    /// Bytes that have yet to arrive.
+    pub fn missing(&self) -> usize {
+        let to_come = self.stops.get(self.arrived.stop..).unwrap_or(&[]);
+        to_come.iter().map(|chunk| self.chunks[*chunk].len()).sum::<usize>() - self.arrived.at
+    }
+
     pub fn all_sent(&self) -> bool {
         self.sent.stop >= self.outgoing
     }
