@@ -2,6 +2,7 @@
 #
 #   make demo         train a small model with Gloo and with gflow, table and plot
 #   make test         Rust tests and models, Python tests, a part of PyTorch's own backend suite
+#   make thorough     the Python tests that repeat a case on other layouts of hosts (5 minutes)
 #   make conformance  all of PyTorch's own backend suite (about 5 minutes on two cores)
 #   make bench        compare gflow with Gloo, MPI and the memory's limit in one interleaved run
 #   make lint         formatters and linters, as CI runs them
@@ -10,7 +11,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance bench lint wheel clean build
+.PHONY: help demo test thorough conformance bench lint wheel clean build
 
 # The interpreter for .venv; override as in `make test PYTHON=python3.12`.
 PYTHON ?= python3
@@ -63,6 +64,9 @@ test: build
 	$(BIN)/python -m pytest
 	@echo "gflow: a part of PyTorch's own backend suite"
 	$(BIN)/python -m tests.conformance --quick
+
+thorough: build
+	$(BIN)/python -m pytest -m thorough
 
 conformance: build
 	$(BIN)/python -m tests.conformance

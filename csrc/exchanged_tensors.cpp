@@ -13,8 +13,7 @@ void ExchangedTensors::make_contiguous() {
   ContiguousCopies read(inputs_);
 }
 
-TensorSpans ExchangedTensors::spans() {
-  make_contiguous();
+TensorSpans ExchangedTensors::spans() const {
   TensorSpans spans;
   for (const auto& list : outputs_) {
     for (const auto& tensor : list) {
@@ -31,8 +30,7 @@ TensorSpans ExchangedTensors::spans() {
 }
 
 std::pair<ExchangedTensors::TensorLists, ExchangedTensors::TensorLists>
-ExchangedTensors::for_inner() {
-  make_contiguous();
+ExchangedTensors::for_inner() const {
   auto outputs = outputs_;
   auto inputs = inputs_;
   hide_from_python(outputs);

@@ -23,18 +23,19 @@ class ExchangedTensors {
   ExchangedTensors(TensorLists outputs, TensorLists inputs)
       : outputs_(std::move(outputs)), inputs_(std::move(inputs)) {}
 
+  // Comes first: makes copies of those that are not contiguous.
+  void make_contiguous();
+
   // Their memory, for the engine.
-  TensorSpans spans();
+  TensorSpans spans() const;
 
   // The outputs and the inputs, for the inner backend.
-  std::pair<TensorLists, TensorLists> for_inner();
+  std::pair<TensorLists, TensorLists> for_inner() const;
 
   // Puts results that were copies where they belong.
   void write_back() const;
 
  private:
-  void make_contiguous();
-
   TensorLists outputs_;
   TensorLists inputs_;
   std::optional<ContiguousCopies> filled_;

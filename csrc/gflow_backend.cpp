@@ -84,6 +84,7 @@ WorkPtr GflowBackend::collective(const char* title, CallDescription call, at::De
                                              limit, flattened(inputs.empty() ? outputs : inputs));
   auto tensors = std::make_shared<ExchangedTensors>(std::move(outputs), std::move(inputs));
   TorchOperation::Steps steps{
+      .prepare = [tensors] { tensors->make_contiguous(); },
       .open = [tensors] { return tensors->spans(); },
       .begin =
           [tensors, start, gloo = gloo_] {

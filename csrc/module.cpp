@@ -1,5 +1,6 @@
 // gflow._C: what the Python half of the package calls. Everything that a user calls is in
 // Python; this module only makes backends and reads their counters.
+#include <pthread.h>
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -72,7 +73,8 @@ py::dict metrics(const BackendPtr& backend) {
   py::dict by_kind;
   for (const auto& entry : snapshot.by_kind)
     by_kind[py::str(std::string(entry.name))] = entry.count;
-  return py::dict(py::arg("gradient_buckets") = snapshot.gradient_buckets,
+  return py::dict(py::arg("hosts") = snapshot.hosts, py::arg("ranks_here") = snapshot.ranks_here,
+                  py::arg("gradient_buckets") = snapshot.gradient_buckets,
                   py::arg("gradient_bytes") = snapshot.gradient_bytes,
                   py::arg("exact_tensors") = snapshot.exact_tensors,
                   py::arg("exact_bytes") = snapshot.exact_bytes, py::arg("collectives") = by_kind);
@@ -82,6 +84,8 @@ py::dict metrics(const BackendPtr& backend) {
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The native half of gflow.";
+  // A forked child, such as a worker of a DataLoader, keeps nothing of its parent's groups.
+  pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child);
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
 
   py::class_<PyDoor>(m, "Door", "A listening socket for a group that is being made.")

@@ -37,6 +37,8 @@ void TorchOperation::run(const std::function<void()>& step) const {
   }
 }
 
+void TorchOperation::prepare() const { run(steps_.prepare); }
+
 TensorSpans TorchOperation::open() const {
   TensorSpans spans;
   run([&] { spans = steps_.open(); });

@@ -21,6 +21,7 @@ class TorchOperation : public Operation {
   // engine's threads or the caller's; a collective with the grad mode of the caller, which an
   // operation aside does not keep: it may outlive the interpreter.
   struct Steps {
+    std::function<void()> prepare;
     std::function<TensorSpans()> open;
     std::function<c10::intrusive_ptr<c10d::Work>()> begin;
     std::function<void()> end;
@@ -31,6 +32,7 @@ class TorchOperation : public Operation {
     if (steps_.begin) caller_.emplace();
   }
 
+  void prepare() const override;
   TensorSpans open() const override;
   void start(rust::Box<Done> done) const override;
   void finish() const override;

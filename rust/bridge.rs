@@ -7,9 +7,11 @@
 use crate::collective::assembly::{Assembled, Census, assemble};
 use crate::collective::call::{self, Call, Kind, View};
 use crate::collective::span::{Memory, Span};
+use crate::collective::topology::Topology;
 use crate::engine::Engine;
 use crate::engine::operation::Operation;
 use crate::error::{Error, Result};
+use crate::fork;
 use crate::transport::handshake::{KEY_BYTES, Key};
 use crate::transport::interrupt::Interrupt;
 use crate::transport::shm::arena::{Allocation, Arena};
@@ -47,6 +49,8 @@ mod ffi {
     }
 
     struct MetricsSnapshot {
+        hosts: u64,
+        ranks_here: u64,
         gradient_buckets: u64,
         gradient_bytes: u64,
         exact_tensors: u64,
@@ -85,6 +89,7 @@ mod ffi {
     unsafe extern "C++" {
         include!("bridge/operation.h");
         type Operation;
+        fn prepare(&self) -> Result<()>;
         fn open(&self) -> Result<TensorSpans>;
         fn start(&self, done: Box<Done>) -> Result<()>;
         fn finish(&self) -> Result<()>;
@@ -129,6 +134,9 @@ mod ffi {
 
         fn dtype_name(code: u8) -> Result<String>;
         fn close_all_groups() -> Result<()>;
+        fn before_fork();
+        fn after_fork_in_parent();
+        fn after_fork_in_child();
         fn provoke(what: &str) -> Result<()>;
     }
 }
@@ -181,6 +189,7 @@ impl Door {
 /// One rank's part of a process group.
 struct Group {
     engine: Arc<Engine>,
+    topology: Topology,
     arena: Option<Arc<Arena>>,
     notice: String,
 }
@@ -219,13 +228,14 @@ fn join_group(door: Box<Door>, membership: &ffi::Membership) -> Result<Box<Group
         let Assembled { fabric, arena, notice } =
             assemble(reception, entrance, &census, &key, deadline)
                 .map_err(|error| unreachable_ranks(&error, membership, timeout))?;
+        let topology = fabric.topology().clone();
         let labels = membership.labels.clone();
         let engine = Engine::start(&membership.group, labels, fabric, interrupt)?;
         let engine = Arc::new(engine);
         let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
         groups.retain(|group| group.strong_count() > 0);
         groups.push(Arc::downgrade(&engine));
-        Ok(Box::new(Group { engine, arena, notice }))
+        Ok(Box::new(Group { engine, topology, arena, notice }))
     })
 }
 
@@ -278,7 +288,9 @@ impl Group {
 
     fn allocate(&self, bytes: usize) -> Result<Box<SharedMemory>> {
         guard(|| {
-            let allocation = self.arena.as_ref().and_then(|arena| arena.allocate(bytes));
+            // Of a group that has failed, a rank may still be writing into what it took for ours.
+            let arena = self.arena.as_ref().filter(|_| self.engine.check_usable().is_ok());
+            let allocation = arena.and_then(|arena| arena.allocate(bytes));
             Ok(Box::new(SharedMemory(allocation)))
         })
     }
@@ -304,6 +316,8 @@ impl Group {
             let counts = self.engine.counts();
             let by_kind = counts.by_kind.into_iter();
             Ok(ffi::MetricsSnapshot {
+                hosts: self.topology.hosts() as u64,
+                ranks_here: self.topology.local_ranks().len() as u64,
                 gradient_buckets: counts.gradient_buckets,
                 gradient_bytes: counts.gradient_bytes,
                 exact_tensors: counts.exact_tensors,
@@ -349,7 +363,10 @@ fn read_call(call: ffi::CallDescription) -> Result<Call> {
         bytes: call.bytes,
         sends: call.sends,
         receives: call.receives,
-        complaint: call.complaint,
+        complaint: match call.complaint.as_str() {
+            "" => String::new(),
+            what => format!("has wrong arguments: {what}"),
+        },
         timeout: milliseconds(call.timeout_ms),
     })
 }
@@ -368,6 +385,20 @@ fn close_all_groups() -> Result<()> {
         }
         Ok(())
     })
+}
+
+// The handlers of a fork. They cannot fail, and run where nothing may be caught.
+
+fn before_fork() {
+    fork::before();
+}
+
+fn after_fork_in_parent() {
+    fork::after_in_parent();
+}
+
+fn after_fork_in_child() {
+    fork::after_in_child();
 }
 
 /// Fails on purpose, so that `gflow doctor` and the tests can see that failures arrive.
@@ -389,6 +420,10 @@ fn milliseconds(value: u64) -> Duration {
 struct CxxOperation(SharedPtr<ffi::Operation>);
 
 impl Operation for CxxOperation {
+    fn prepare(&self) -> Result<()> {
+        self.0.prepare().map_err(thrown)
+    }
+
     fn open(&self) -> Result<Memory> {
         let spans = self.0.open().map_err(thrown)?;
         let read = |list: Vec<ffi::TensorSpan>| {

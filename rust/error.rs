@@ -60,8 +60,8 @@ impl fmt::Display for Error {
             }
             Error::TimedOut { missing, doing, waited } => write!(
                 f,
-                "gflow: Timed out after {:.1} s in {doing}, waiting for {}. Either it is stuck elsewhere \
-                 or it makes fewer calls than this rank; if it only needs longer, give \
+                "gflow: Timed out after {:.1} s in {doing}, waiting for {}. Either a rank is stuck elsewhere \
+                 or it makes fewer calls than this one; if it only needs longer, give \
                  init_process_group a larger timeout",
                 waited.as_secs_f64(),
                 missing.join(", ")

@@ -10,6 +10,7 @@ pub mod bridge;
 pub mod collective;
 pub mod engine;
 pub mod error;
+pub mod fork;
 pub mod metrics;
 mod sync;
 pub mod transport;

@@ -13,9 +13,11 @@ from gflow import native
 
 @dataclass(frozen=True)
 class Metrics:
-    """Counters of one process group on this rank, since the group was made.
+    """One process group as this rank sees it, and its counters since the group was made.
 
     Attributes:
+        hosts: hosts of the group; ranks that could not share memory count as hosts of their own.
+        ranks_here: ranks of the group on this host, this one included.
         gradient_buckets: all-reduces of DDP's gradient buckets.
         gradient_bytes: bytes of gradient in them.
         exact_tensors: tensors of all other collectives on CPU, which are always exact; what is
@@ -24,6 +26,8 @@ class Metrics:
         collectives: how many collectives of each kind were done.
     """
 
+    hosts: int
+    ranks_here: int
     gradient_buckets: int
     gradient_bytes: int
     exact_tensors: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 from datetime import timedelta
@@ -58,18 +57,23 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
         key=meeting.key,
         timeout=min(timeout, CONNECT_TIMEOUT),
     )
-    _say_once(place.notice)
+    if place.notice:
+        _warn_once(place.notice)
     inner_store = PrefixStore(meeting.prefix, store)
     gloo = _inner_gloo(PrefixStore("gloo", inner_store), rank, size, timeout, settings, address)
     nccl = _inner_nccl(PrefixStore("nccl", inner_store), rank, size, timeout, backend_options)
     return library.make_backend(place, rank, size, timeout, gloo, nccl)
 
 
-@functools.cache
-def _say_once(notice: str) -> None:
-    # Every further group of the job would have the same to say.
-    if notice:
+_warned = False
+
+
+def _warn_once(notice: str) -> None:
+    # Every further group of the job would say the same of its own ranks.
+    global _warned
+    if not _warned:
         logger.warning("gflow: %s", notice)
+    _warned = True
 
 
 def _labels(cards: list[Card], global_ranks: list[int]) -> list[str]:
@@ -87,8 +91,10 @@ def _inner_gloo(
     gloo = dist.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = timeout
-    if settings["ifname"] is None and "GLOO_SOCKET_IFNAME" in os.environ:
-        options._devices = [gloo.create_default_device()]
+    interfaces = os.environ.get("GLOO_SOCKET_IFNAME")
+    if settings["ifname"] is None and interfaces:
+        # Read here: what torch calls the default device does not look at the variable.
+        options._devices = [gloo.create_device(interface=name) for name in interfaces.split(",")]
     else:
         options._devices = [gloo.create_device(hostname=address)]
     return gloo(store, rank, size, options)

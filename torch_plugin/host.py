@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def this_host() -> str:
-    """A word for this kernel, network namespace and user: ranks that have it in common share memory.
+    """A word for this kernel, network namespace and user; ranks that have the same share memory.
 
     Containers on one machine have the kernel in common, but not the network namespace: memory is
     passed over a socket that belongs to the namespace.

@@ -14,6 +14,9 @@ class Operation {
  public:
   virtual ~Operation() = default;
 
+  // Makes its tensors such that they can be exchanged. Comes first, and once, by whoever runs it.
+  virtual void prepare() const = 0;
+
   // The memory of its tensors, for a collective that the engine carries out itself. Whoever runs
   // it asks once; the memory stays until the operation is gone.
   virtual TensorSpans open() const = 0;

@@ -89,8 +89,8 @@ fn hear_complaints(
     deadline: Instant,
 ) -> Result<()> {
     let own = fabric.rank();
-    let own_arguments = (!call.complaint.is_empty())
-        .then(|| format!("{} has wrong arguments: {}", labels[own], call.complaint));
+    let complaint =
+        (!call.complaint.is_empty()).then(|| format!("{} {}", labels[own], call.complaint));
     let counts = || {
         fabric.inbox().iter().enumerate().find_map(|(peer, message)| {
             let expected = *call.receives.get(peer)?;
@@ -104,7 +104,7 @@ fn hear_complaints(
             })
         })
     };
-    let verdict = own_arguments.or_else(counts).unwrap_or_default().into_bytes();
+    let verdict = complaint.or_else(counts).unwrap_or_default().into_bytes();
     fabric
         .swap(&verdict[..verdict.len().min(MAX_PAYLOAD)], deadline)
         .map_err(|failure| explain(failure, labels, seq, call))?;
@@ -178,6 +178,11 @@ pub fn explain(failure: Failure, labels: &Labels, seq: u64, call: &Call) -> Erro
         Failure::Garbled { rank, reason } => {
             Error::Protocol(format!("{reason}, from {} during {doing}", labels[rank]))
         }
+        Failure::Stalled { through } => Error::TimedOut {
+            missing: vec![format!("bytes that come through {}", labels[through])],
+            doing,
+            waited: call.timeout,
+        },
         Failure::Interrupted => Error::Closed(format!("the group was aborted during {doing}")),
     }
 }
@@ -188,7 +193,7 @@ struct Header {
     seq: u64,
     view: View,
     gradient: bool,
-    /// The sender holds its own arguments to be wrong, and will say why.
+    /// The sender cannot take part, and will say why.
     complains: bool,
     /// Where the sender's tensor is in its arena.
     offset: Option<u64>,
@@ -371,7 +376,7 @@ mod tests {
     #[test]
     fn wrong_arguments_of_one_rank_raise_on_every_rank() {
         let mut calls = vec![all_reduce(4); 3];
-        calls[1].complaint = "two tensors, expected one".into();
+        calls[1].complaint = "has wrong arguments: two tensors, expected one".into();
         for outcome in agree_all(calls) {
             let text = outcome.unwrap_err().to_string();
             assert!(

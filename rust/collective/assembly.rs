@@ -8,6 +8,7 @@
 use super::fabric::Fabric;
 use super::ring::{Lane, Ring};
 use super::topology::Topology;
+use crate::fork::Unshared;
 use crate::transport::handshake::Key;
 use crate::transport::shm::arena::Arena;
 use crate::transport::shm::hall::Hall;
@@ -83,7 +84,11 @@ pub fn assemble(
         let sockets = lanes::connect(&mut reception, next, previous, LANES)?;
         let lanes = sockets
             .into_iter()
-            .map(|lane| Lane::new(Box::new(lane.to_next), Box::new(lane.from_previous)))
+            .map(|lane| {
+                let [to_next, from_previous] =
+                    [lane.to_next, lane.from_previous].map(Unshared::new);
+                Lane::new(Box::new(to_next), Box::new(from_previous))
+            })
             .collect();
         ring = Some(Ring::new(topology.host(), topology.hosts(), lanes, next, previous));
     }
@@ -105,16 +110,23 @@ fn share_memory(
     if let Some(closed) = locals.iter().find(|rank| census.entrances[**rank].is_empty()) {
         return Err(format!("rank {closed} has no Unix socket to pass memory over"));
     }
-    // All ranks together cannot fill more than all memory.
-    let memory = rustix::system::sysinfo();
-    let total = memory.totalram as usize * memory.mem_unit as usize;
-    let arena = Arena::create(total / locals.len()).map_err(|error| error.to_string())?;
+    let arena = Arena::create(address_space() / locals.len()).map_err(|error| error.to_string())?;
     let names: Vec<_> =
         locals.iter().map(|rank| (*rank, census.entrances[*rank].clone())).collect();
     let interrupt = reception.interrupt();
     let peers = exchange(entrance, rank, &names, key, arena.segment(), deadline, interrupt)
         .map_err(|error| error.to_string())?;
     Hall::new(rank, arena, peers)
+}
+
+/// How much address space the arenas of a host's ranks may take, all together: they cannot fill
+/// more than all memory. It costs nothing, but a program may have a limit, or many groups.
+fn address_space() -> usize {
+    const MOST: u64 = 256 << 30;
+    let memory = rustix::system::sysinfo();
+    let total = memory.totalram as u64 * u64::from(memory.mem_unit);
+    let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
+    total.min(MOST).min(limit.unwrap_or(u64::MAX) / 8) as usize
 }
 
 /// Tells every rank what went wrong here, if anything did, and returns what went wrong anywhere.
@@ -131,6 +143,7 @@ fn tell_all(
             Failure::Lost { rank, reason } | Failure::Garbled { rank, reason } => {
                 (vec![rank], reason)
             }
+            Failure::Stalled { through } => (vec![through], "no answer".to_string()),
             Failure::Interrupted => (Vec::new(), "the group was aborted".to_string()),
         };
         ConnectError { missing, last }

@@ -124,7 +124,7 @@ pub struct Call {
     /// For the all-to-alls: elements for each rank, and elements expected from each. Else empty.
     pub sends: Vec<u64>,
     pub receives: Vec<u64>,
-    /// What is wrong with this rank's own arguments; empty if nothing is.
+    /// Why this rank cannot take part, after its name: "has wrong arguments: …"; empty if it can.
     pub complaint: String,
     pub timeout: Duration,
 }

@@ -31,6 +31,9 @@ const MOST_INLINE: usize = 32 * 1024;
 /// ...if a rank does not have to send more than this to other hosts, which a ring would not.
 const MOST_INLINE_OUT: usize = 256 * 1024;
 
+/// How long a rank that gave up may take to tell the others of its host why.
+const TELLING_TIME: Duration = Duration::from_millis(500);
+
 impl Fabric {
     pub fn new(
         mesh: Box<dyn Peers>,
@@ -90,6 +93,9 @@ impl Fabric {
     /// The ranks of this host, to do a collective with.
     pub fn local(&mut self, deadline: Instant) -> Option<Local<'_>> {
         let hall = self.hall.as_mut()?;
+        // A rank that waits for a carrier gives it the time to say whom that was waiting for.
+        let several_hosts = self.topology.hosts() > 1;
+        let deadline = if several_hosts { deadline + TELLING_TIME } else { deadline };
         Some(Local { hall, watch: self.mesh.as_mut(), deadline })
     }
 

@@ -4,10 +4,11 @@
 //! With one host only the first part is left, with one rank a host only the second. Every
 //! function here is called by all ranks of the group, after they have agreed.
 
+use super::chunks::chunk;
 use super::fabric::Fabric;
 use super::local::Part;
 use super::ring::Combine;
-use super::span::{Span, shard};
+use super::span::Span;
 use crate::arithmetic::reducer::Reducer;
 use crate::transport::Failure;
 use std::time::Instant;
@@ -43,7 +44,7 @@ pub fn all_reduce(
         }
     }
     if let Some((ring, watch)) = fabric.ring() {
-        let own = tensor.part(shard(tensor.bytes, carriers, place));
+        let own = tensor.part(chunk(tensor.bytes, carriers, place));
         // SAFETY: until the shards are handed out, this one belongs to this rank alone.
         ring.all_reduce(unsafe { own.as_slice() }, reducer, watch, deadline)?;
     }
@@ -72,7 +73,7 @@ pub fn broadcast(
         local.publish(&[Part { owner: root_place, span: tensor }])?;
     }
     if let Some((ring, watch)) = fabric.ring() {
-        let own = tensor.part(shard(tensor.bytes, carriers, place));
+        let own = tensor.part(chunk(tensor.bytes, carriers, place));
         // SAFETY: the ranks of this host touch only their own tensors now.
         ring.broadcast(unsafe { own.as_slice() }, root_host, watch, deadline)?;
     }
@@ -126,6 +127,6 @@ impl Combine for Reducer {
 
 /// The shards of a tensor that the carriers of a host have.
 fn carried_parts(tensor: Span, carriers: usize) -> Vec<Part> {
-    let part = |owner| Part { owner, span: tensor.part(shard(tensor.bytes, carriers, owner)) };
+    let part = |owner| Part { owner, span: tensor.part(chunk(tensor.bytes, carriers, owner)) };
     (0..carriers).map(part).collect()
 }

@@ -6,7 +6,8 @@
 //! Nothing here depends on who comes first, and nobody writes where another may be reading: the
 //! steps of the hall say when.
 
-use super::span::{ALIGNMENT, Span, shard, shard_bytes};
+use super::chunks::{ALIGNMENT, chunk};
+use super::span::Span;
 use crate::arithmetic::reducer::Reducer;
 use crate::transport::shm::hall::{BLOCK_BYTES, BLOCK_SLOTS, Hall};
 use crate::transport::{Failure, Watch};
@@ -41,7 +42,7 @@ impl Local<'_> {
         reducer: &Reducer,
     ) -> Result<(), Failure> {
         let own = self.hall.own();
-        let range = shard(tensors[own].bytes, self.places(), own);
+        let range = chunk(tensors[own].bytes, self.places(), own);
         let at: Vec<*mut u8> = tensors.iter().map(|tensor| tensor.at(range.start)).collect();
         let sources: Vec<*const u8> = at.iter().map(|address| address.cast_const()).collect();
         // SAFETY: all ranks have begun this collective, so no rank's program touches its tensor,
@@ -57,7 +58,7 @@ impl Local<'_> {
         if own >= carriers {
             return;
         }
-        let range = shard(tensors[own].bytes, carriers, own);
+        let range = chunk(tensors[own].bytes, carriers, own);
         let sources: Vec<*const u8> =
             tensors.iter().map(|tensor| tensor.at(range.start).cast_const()).collect();
         // SAFETY: as above; the shard is read by this rank alone until `hand_out`.
@@ -69,7 +70,7 @@ impl Local<'_> {
     pub fn hand_out(&mut self, tensors: &[Span], carriers: usize) -> Result<(), Failure> {
         let own = self.hall.own();
         if own < carriers {
-            let part = tensors[own].part(shard(tensors[own].bytes, carriers, own));
+            let part = tensors[own].part(chunk(tensors[own].bytes, carriers, own));
             let start = part.address as usize - tensors[own].address as usize;
             for tensor in tensors.iter().filter(|tensor| tensor.address != tensors[own].address) {
                 // SAFETY: this shard of every tensor is this rank's until the ranks meet.
@@ -250,12 +251,12 @@ impl Pieces {
     }
 
     fn blocks(&self) -> usize {
-        shard_bytes(self.bytes, self.owners).div_ceil(self.each)
+        chunk(self.bytes, self.owners, 0).len().div_ceil(self.each)
     }
 
     /// The piece of `owner`'s shard that is in `block`.
     fn range(&self, owner: usize, block: usize) -> Range<usize> {
-        let shard = shard(self.bytes, self.owners, owner);
+        let shard = chunk(self.bytes, self.owners, owner);
         let at = |block: usize| (shard.start + block * self.each).min(shard.end);
         at(block)..at(block + 1)
     }

@@ -8,6 +8,7 @@
 pub mod agreement;
 pub mod assembly;
 pub mod call;
+pub mod chunks;
 pub mod fabric;
 pub mod hosts;
 pub mod local;

@@ -22,9 +22,6 @@ pub struct Memory {
     pub outputs: Vec<Span>,
 }
 
-/// Shards begin at multiples of this, which every element's size divides.
-pub const ALIGNMENT: usize = 64;
-
 impl Span {
     pub fn of(bytes: &mut [u8]) -> Span {
         Span { address: bytes.as_mut_ptr(), bytes: bytes.len() }
@@ -75,38 +72,5 @@ impl Span {
     pub unsafe fn copy_to(&self, to: *mut u8) {
         // SAFETY: as the caller vouches.
         unsafe { self.address.copy_to_nonoverlapping(to, self.bytes) }
-    }
-}
-
-/// The `index`-th of `parts` contiguous shards of `bytes`: equal but for the last ones, which may
-/// be short or empty.
-pub fn shard(bytes: usize, parts: usize, index: usize) -> Range<usize> {
-    let each = shard_bytes(bytes, parts);
-    let at = |index: usize| index.saturating_mul(each).min(bytes);
-    at(index)..at(index + 1)
-}
-
-/// The size of a shard that is not short.
-pub fn shard_bytes(bytes: usize, parts: usize) -> usize {
-    bytes.div_ceil(parts).next_multiple_of(ALIGNMENT)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn shards_cover_everything_once_and_begin_aligned(bytes in 0usize..100_000, parts in 1usize..17) {
-            let mut end = 0;
-            for index in 0..parts {
-                let range = shard(bytes, parts, index);
-                prop_assert_eq!(range.start, end);
-                prop_assert!(range.start % ALIGNMENT == 0 || range.is_empty());
-                end = range.end;
-            }
-            prop_assert_eq!(end, bytes);
-        }
     }
 }

@@ -14,12 +14,8 @@ use std::time::Duration;
 const IDLE_LIMIT: Duration = Duration::from_secs(2);
 
 thread_local! {
-    static IS_HAND: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether this thread is a hand, so that waiting for all hands would never end.
-pub fn on_a_hand() -> bool {
-    IS_HAND.get()
+    /// The address of the hands that this thread belongs to.
+    static HAND_OF: Cell<usize> = const { Cell::new(0) };
 }
 
 type Task = Box<dyn FnOnce() + Send>;
@@ -37,6 +33,15 @@ struct State {
 }
 
 impl Hands {
+    /// Whether this thread is one of these hands, so that waiting for all would never end.
+    pub fn include_this_thread(&self) -> bool {
+        HAND_OF.get() == self.address()
+    }
+
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self) as usize
+    }
+
     /// Runs `task` soon, on a thread that holds no lock of ours.
     pub fn hand_over(self: &Arc<Self>, task: impl FnOnce() + Send + 'static) {
         let mut state = self.lock();
@@ -57,7 +62,7 @@ impl Hands {
     }
 
     fn serve(&self) {
-        IS_HAND.set(true);
+        HAND_OF.set(self.address());
         loop {
             self.serve_waiting();
             let mut state = self.lock();

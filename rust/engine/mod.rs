@@ -13,7 +13,7 @@ use crate::collective::fabric::Fabric;
 use crate::error::{Error, Result};
 use crate::metrics::{Counters, Counts};
 use crate::transport::interrupt::Interrupt;
-use hands::{Hands, on_a_hand};
+use hands::Hands;
 use operation::Operation;
 use queue::{Job, Queue};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -208,7 +208,7 @@ impl Engine {
 
     fn is_at_rest_within(&self, limit: Duration) -> bool {
         // A callback that closes its own group must not wait for itself.
-        let own = usize::from(on_a_hand());
+        let own = usize::from(self.shared.hands.include_this_thread());
         let busy = |activity: &mut Activity| !activity.worker_ended || activity.notifying > own;
         let (mut activity, _) = self
             .shared
@@ -328,6 +328,10 @@ mod tests {
     }
 
     impl Operation for Probe {
+        fn prepare(&self) -> Result<()> {
+            Ok(())
+        }
+
         fn open(&self) -> Result<Memory> {
             Err(Error::Operation("a probe has no tensors".into()))
         }
@@ -635,6 +639,9 @@ mod tests {
         /// An operation that the inner backend never finishes.
         struct Endless(Probe);
         impl Operation for Endless {
+            fn prepare(&self) -> Result<()> {
+                self.0.prepare()
+            }
             fn open(&self) -> Result<Memory> {
                 self.0.open()
             }

@@ -7,6 +7,9 @@ use std::sync::Arc;
 
 /// Shared between the queue, the thread that does it and whoever aborts the group.
 pub trait Operation: Send + Sync {
+    /// Makes the tensors such that they can be exchanged. It comes first, and once.
+    fn prepare(&self) -> Result<()>;
+
     /// The memory of its tensors, contiguous, valid until [`Operation::finish`] has returned.
     /// For a collective that the engine does itself; it is asked for once.
     fn open(&self) -> Result<Memory>;

@@ -148,6 +148,9 @@ mod model {
     struct Nothing;
 
     impl Operation for Nothing {
+        fn prepare(&self) -> Result<(), Error> {
+            Ok(())
+        }
         fn open(&self) -> Result<Memory, Error> {
             Ok(Memory::default())
         }

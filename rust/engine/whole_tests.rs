@@ -34,10 +34,21 @@ fn labels(size: usize) -> Vec<String> {
 
 /// A group as it is made for real, on loopback; ranks with the same number are on one host.
 fn group(hosts: &[usize]) -> Vec<Member> {
+    let (members, notices) = group_without_entrances(hosts, &[]);
+    assert_eq!(notices.concat(), "");
+    members
+}
+
+/// The same, with ranks `closed` that cannot be given memory; also what each would tell the user.
+fn group_without_entrances(hosts: &[usize], closed: &[usize]) -> (Vec<Member>, Vec<String>) {
     let entrances: Vec<_> = hosts.iter().map(|_| Entrance::open().unwrap()).collect();
+    let name = |(rank, entrance): (usize, &Entrance)| match closed.contains(&rank) {
+        true => String::new(),
+        false => entrance.name().to_string(),
+    };
     let census = Arc::new(Census {
         hosts: hosts.iter().map(usize::to_string).collect(),
-        entrances: entrances.iter().map(|entrance| entrance.name().to_string()).collect(),
+        entrances: entrances.iter().enumerate().map(name).collect(),
     });
     let join = |(reception, entrance): (Reception, Entrance)| {
         let census = census.clone();
@@ -46,16 +57,13 @@ fn group(hosts: &[usize]) -> Vec<Member> {
             let Assembled { fabric, arena, notice } =
                 assemble(reception, Some(entrance), &census, &KEY, soon())
                     .unwrap_or_else(|error| panic!("{error:?}"));
-            assert_eq!(notice, "");
             let size = fabric.size();
-            Member {
-                engine: Engine::start("test", labels(size), fabric, interrupt).unwrap(),
-                arena,
-            }
+            let engine = Engine::start("test", labels(size), fabric, interrupt).unwrap();
+            (Member { engine, arena }, notice)
         })
     };
     let ranks: Vec<_> = receptions(hosts.len()).into_iter().zip(entrances).map(join).collect();
-    ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    ranks.into_iter().map(|rank| rank.join().unwrap()).unzip()
 }
 
 /// A group that is connected by memory of this process alone.
@@ -144,6 +152,9 @@ struct OnTensors {
 }
 
 impl Operation for OnTensors {
+    fn prepare(&self) -> Result<()> {
+        Ok(())
+    }
     fn open(&self) -> Result<Memory> {
         Ok(self.memory.clone())
     }
@@ -346,6 +357,17 @@ fn hosts_with_several_ranks_get_the_right_results() {
     for hosts in topologies {
         check(&group(hosts), 12);
     }
+}
+
+#[test]
+fn ranks_that_cannot_share_memory_use_tcp_and_one_of_them_says_so() {
+    let (members, notices) = group_without_entrances(&[0, 0, 1, 1], &[3]);
+    let hosts = members[0].engine.shared.fabric().topology().hosts();
+    assert_eq!(hosts, 3, "the first host still shares memory");
+    let told: Vec<_> = notices.iter().map(|notice| !notice.is_empty()).collect();
+    assert_eq!(told, [false, false, true, false]);
+    assert!(notices[2].starts_with("ranks 2, 3 of this host cannot share memory ("), "{notices:?}");
+    check(&members, 6);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use super::queue::Job;
 use crate::collective::agreement::{Agreed, Shown, agree, explain, shown};
 use crate::collective::fabric::Fabric;
 use crate::collective::plan::Plan;
+use crate::collective::span::Memory;
 use crate::error::{Error, Result};
 use crate::transport::Failure;
 use crate::transport::frame::Goodbye;
@@ -33,10 +34,10 @@ pub fn serve(shared: &Arc<Shared>) {
 }
 
 /// Carries out a job that was taken from the queue.
-pub fn run(shared: &Arc<Shared>, job: Job) {
+pub fn run(shared: &Arc<Shared>, mut job: Job) {
     shared.begin(&job.operation);
     let mut fabric = shared.fabric();
-    let outcome = catch_unwind(AssertUnwindSafe(|| perform(shared, &mut fabric, &job)))
+    let outcome = catch_unwind(AssertUnwindSafe(|| perform(shared, &mut fabric, &mut job)))
         .unwrap_or_else(|payload| Err(Error::from_panic(payload)));
     if let Ok(agreed) = &outcome {
         shared.counters.count(&job.call, agreed);
@@ -52,29 +53,64 @@ pub fn run(shared: &Arc<Shared>, job: Job) {
         shared.fail(error);
     }
     drop(fabric);
-    shared.settle(&job.operation, error.as_ref());
     shared.end_collective(&job);
+    // First: where no thread can be started, settling runs callbacks, which may want to go on.
     shared.queue.done();
+    shared.settle(&job.operation, error.as_ref());
 }
 
-fn perform(shared: &Shared, fabric: &mut Fabric, job: &Job) -> Result<Agreed> {
-    let plan = Plan::of(&job.call.view, fabric.size(), fabric.topology());
-    match plan.filter(|_| job.call.complaint.is_empty()) {
-        Some(plan) => perform_here(shared, fabric, job, plan),
-        None => perform_inside(shared, fabric, job),
+/// How a collective is carried out, with what that needs.
+enum Way {
+    /// By the engine, on this memory.
+    Here(Plan, Memory),
+    /// By the inner backend, which raises this when it is done.
+    Inside(Arc<Interrupt>),
+}
+
+fn perform(shared: &Shared, fabric: &mut Fabric, job: &mut Job) -> Result<Agreed> {
+    let deadline = Instant::now() + job.call.timeout;
+    let way = if job.call.complaint.is_empty() { Some(make_ready(fabric, job)) } else { None };
+    match way {
+        Some(Ok(Way::Here(plan, memory))) => {
+            perform_here(shared, fabric, job, plan, &memory, deadline)
+        }
+        Some(Ok(Way::Inside(done))) => perform_inside(shared, fabric, job, &done, deadline),
+        Some(Err(error)) => {
+            // What keeps this rank from taking part is told to the others, so that all raise.
+            job.call.complaint = format!("cannot take part: {error}");
+            agree(fabric, &shared.labels, job.seq, &job.call, Shown::default(), deadline)
+        }
+        None => agree(fabric, &shared.labels, job.seq, &job.call, Shown::default(), deadline),
+    }
+}
+
+/// All that can fail on one rank alone, before the others are told that it takes part.
+fn make_ready(fabric: &Fabric, job: &Job) -> Result<Way> {
+    job.operation.prepare()?;
+    match Plan::of(&job.call.view, fabric.size(), fabric.topology()) {
+        Some(plan) => {
+            let mut memory = job.operation.open()?;
+            plan.arrange(&mut memory, fabric.size());
+            Ok(Way::Here(plan, memory))
+        }
+        None => match Interrupt::new() {
+            Ok(done) => Ok(Way::Inside(Arc::new(done))),
+            Err(error) => Err(Error::Operation(format!("no event descriptor: {error}"))),
+        },
     }
 }
 
 /// Carries a collective out by the engine's own means.
-fn perform_here(shared: &Shared, fabric: &mut Fabric, job: &Job, plan: Plan) -> Result<Agreed> {
-    let explain = |failure: Failure| explain(failure, &shared.labels, job.seq, &job.call);
-    let deadline = Instant::now() + job.call.timeout;
-    // A rank that cannot even begin has not taken part, so the group cannot go on.
-    let mut memory = job.operation.open().map_err(|error| broken(job, &error))?;
-    plan.arrange(&mut memory, fabric.size());
-
-    let is_small = plan.bytes(&memory) <= fabric.inline_bytes();
-    let to_show = plan.to_show(&memory, fabric.rank());
+fn perform_here(
+    shared: &Shared,
+    fabric: &mut Fabric,
+    job: &Job,
+    plan: Plan,
+    memory: &Memory,
+    deadline: Instant,
+) -> Result<Agreed> {
+    let is_small = plan.bytes(memory) <= fabric.inline_bytes();
+    let to_show = plan.to_show(memory, fabric.rank());
     let own = if is_small {
         // SAFETY: the tensor is the operation's until it is over, and nobody writes it now.
         Shown { bytes: unsafe { to_show.as_slice() }, offset: None }
@@ -83,28 +119,31 @@ fn perform_here(shared: &Shared, fabric: &mut Fabric, job: &Job, plan: Plan) -> 
     };
     let agreed = agree(fabric, &shared.labels, job.seq, &job.call, own, deadline)?;
     if is_small {
-        let due = |rank| plan.to_show(&memory, rank).bytes;
-        plan.complete(&memory, &shown(fabric, &shared.labels, due)?);
+        let due = |rank| plan.to_show(memory, rank).bytes;
+        plan.complete(memory, &shown(fabric, &shared.labels, due)?);
     } else {
-        plan.carry_out(fabric, &memory, &agreed, deadline).map_err(explain)?;
+        plan.carry_out(fabric, memory, &agreed, deadline)
+            .map_err(|failure| explain(failure, &shared.labels, job.seq, &job.call))?;
     }
     job.operation.finish().map(|()| agreed)
 }
 
 /// Lets the inner backend carry a collective out.
-fn perform_inside(shared: &Shared, fabric: &mut Fabric, job: &Job) -> Result<Agreed> {
+fn perform_inside(
+    shared: &Shared,
+    fabric: &mut Fabric,
+    job: &Job,
+    done: &Arc<Interrupt>,
+    deadline: Instant,
+) -> Result<Agreed> {
     let explain = |failure: Failure| explain(failure, &shared.labels, job.seq, &job.call);
-    let deadline = Instant::now() + job.call.timeout;
     let agreed = agree(fabric, &shared.labels, job.seq, &job.call, Shown::default(), deadline)?;
 
-    let done = Interrupt::new()
-        .map(Arc::new)
-        .map_err(|error| Error::Operation(format!("gflow: no event descriptor: {error}")))?;
     let outcome = match job.operation.start(done.clone()) {
         Ok(()) => {
             // If a peer is lost meanwhile, the operation is left to end by itself, with the
             // tensors that it keeps alive: the inner backend cannot be stopped.
-            fabric.watch_until(&done, NO_LIMIT).map_err(explain)?;
+            fabric.watch_until(done, NO_LIMIT).map_err(explain)?;
             job.operation.finish()
         }
         Err(error) => Err(error),
@@ -114,13 +153,9 @@ fn perform_inside(shared: &Shared, fabric: &mut Fabric, job: &Job) -> Result<Agr
             // The inner backend only knows an address; who it was shows here.
             let never = Interrupt::new().map_err(|_| error.clone())?;
             fabric.watch_until(&never, LOSS_LIMIT).map_err(explain)?;
-            Err(broken(job, &error))
+            let doing = format!("{} #{}", job.call.view, job.seq);
+            Err(Error::Connection { doing, reason: error.to_string() })
         }
         other => other.map(|()| agreed),
     }
-}
-
-fn broken(job: &Job, error: &Error) -> Error {
-    let doing = format!("{} #{}", job.call.view, job.seq);
-    Error::Connection { doing, reason: error.to_string() }
 }

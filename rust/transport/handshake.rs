@@ -7,6 +7,12 @@
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::time::Duration;
+
+/// How long one stranger may take over its handshake before it is dropped.
+pub const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+/// Pause between attempts to reach a rank that does not listen yet.
+pub const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 pub const KEY_BYTES: usize = 32;
 pub type Key = [u8; KEY_BYTES];
@@ -97,7 +103,6 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::os::unix::net::UnixStream;
-    use std::time::Duration;
 
     fn shake(connecting_key: Key, accepting_key: Key, wanted: u32) -> (Result<()>, Result<Caller>) {
         let (mut left, mut right) = UnixStream::pair().unwrap();

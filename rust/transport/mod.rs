@@ -15,6 +15,7 @@ pub mod tcp;
 
 use frame::Goodbye;
 use interrupt::Interrupt;
+use rustix::event::Timespec;
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,9 @@ pub enum Failure {
     Lost { rank: usize, reason: String },
     /// This rank sent something that is not a frame.
     Garbled { rank: usize, reason: String },
+    /// Bytes that come through this rank had not come when the deadline came; who holds them up
+    /// may be any rank before it.
+    Stalled { through: usize },
     /// The group was aborted here while it waited.
     Interrupted,
 }
@@ -63,6 +67,14 @@ pub trait Peers: Watch + Send {
 
     /// Tells every peer that and why this rank leaves, without waiting for anyone.
     fn say_goodbye(&mut self, goodbye: Goodbye);
+}
+
+/// A duration as the system takes it.
+fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: duration.as_secs().min(i64::MAX as u64) as i64,
+        tv_nsec: i64::from(duration.subsec_nanos()),
+    }
 }
 
 /// Why a peer is lost whose connection failed with `error`.

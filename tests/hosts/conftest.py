@@ -3,17 +3,32 @@
 They must never make a namespace where that is not possible: tests then skip and say why.
 """
 
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.hosts.network import Network, why_not
 
+# What repeats a case on another layout: `make test` leaves it out, `make thorough` runs it.
+_REPEATS = re.compile(
+    r"\[\w+-(one_host|1\+2|1\+2\+1|2\+2|2\+1_in_turns|2\+2_in_turns|one_machine_as_[\w+]+)-"
+    r"|\[\w+-(one_host|1\+2|1\+2\+1|2\+2|2\+1_in_turns|2\+2_in_turns|one_machine_as_[\w+]+)\]"
+    r"|\[(4-ordinary|4-small|2-bucket|1\+2-bucket|1\+1-ordinary|apart)"
+    r"|claim_to_be_one|interface|cable_that_is_out|after_a_loss.*(bucket|stopped)"
+)
+
 _MEASURED: pytest.StashKey[list[str]] = pytest.StashKey()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_MEASURED] = []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "/tests/hosts/" in str(item.path) and _REPEATS.search(item.nodeid):
+            item.add_marker(pytest.mark.thorough)
 
 
 @pytest.fixture

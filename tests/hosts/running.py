@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.hosts.network import Host
 from tests.ranks import ScriptRank, ScriptRun, leash
-from tests.ranks.script import _environment, _free_port, _Process
+from tests.ranks.script import ScriptProcess, free_port, script_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,12 +45,12 @@ class Ranks:
     ) -> None:
         self._tag = leash.new_tag()
         self._open = True
-        self.processes: list[_Watched] = []
+        self.processes: list[ScriptProcess] = []
         first = places[0]
         rendezvous = {
             "WORLD_SIZE": str(len(places)),
             "MASTER_ADDR": master or (first.ipv4() if first else "127.0.0.1"),
-            "MASTER_PORT": str(_free_port()),
+            "MASTER_PORT": str(free_port()),
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(
                 ":"
             ),
@@ -62,12 +62,12 @@ class Ranks:
                     name: value if isinstance(value, str) else value[rank]
                     for name, value in (env or {}).items()
                 }
-                environment = _environment(self._tag, rendezvous) | {
+                environment = script_environment(self._tag, rendezvous) | {
                     "RANK": str(rank),
                     **{name: value for name, value in own.items() if value is not None},
                 }
                 self.processes.append(
-                    _Watched(rank, host.command(command) if host else command, environment)
+                    ScriptProcess(rank, host.command(command) if host else command, environment)
                 )
         except BaseException:
             self.close()
@@ -90,7 +90,9 @@ class Ranks:
         end = time.monotonic() + timeout_s
         waiting = list(self.processes)
         while waiting := [
-            process for process in waiting if not any(word in line for line in process.said())
+            process
+            for process in waiting
+            if not any(word in line for line in lines_of(process.output_so_far()))
         ]:
             gone = [process for process in waiting if process.has_ended()]
             if gone or time.monotonic() > end:
@@ -157,23 +159,3 @@ def eventually(holds: Callable[[], bool], timeout_s: float = 10.0) -> bool:
             return False
         time.sleep(0.05)
     return True
-
-
-class _Watched(_Process):
-    """A process whose output can be read while it runs."""
-
-    def __init__(self, rank: int, command: list[str], environment: dict[str, str]) -> None:
-        super().__init__(rank, command, environment)
-        self.rank = rank
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def has_ended(self) -> bool:
-        # Not reaped: until it is, its number cannot belong to anybody else.
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-    def said(self) -> list[dict[str, Any]]:
-        file = self._output.fileno()
-        return lines_of(os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace"))

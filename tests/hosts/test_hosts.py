@@ -23,7 +23,6 @@ from tests.ranks import ScriptRun
 
 # All checks of a layout together, on a busy machine.
 DEADLINE_S = 300.0
-UNTIL_THE_ENGINE = "the engine that shares memory within a host has not landed"
 
 
 @dataclass(frozen=True)
@@ -168,7 +167,6 @@ def test_every_rank_ends_well(outcome: Outcome) -> None:
         outcome.second.assert_exit_codes(*[0] * outcome.layout.world)
 
 
-@pytest.mark.xfail(strict=False, reason=UNTIL_THE_ENGINE)
 @pytest.mark.gflow_only("hosts first")
 @pytest.mark.parametrize(
     "outcome",
@@ -183,7 +181,6 @@ def test_a_host_sends_a_tensor_no_more_often_than_a_ring_of_hosts_needs(outcome:
         assert line["sent"]["eth0"] < 1.15 * line["tensor"] * 2 * (count - 1) / count, line
 
 
-@pytest.mark.xfail(strict=False, reason=UNTIL_THE_ENGINE)
 @pytest.mark.gflow_only("shared memory")
 @pytest.mark.parametrize("outcome", _layouts("2+1", "2+2"), indirect=True)
 def test_ranks_of_one_host_send_each_other_no_data_through_its_loopback(outcome: Outcome) -> None:
@@ -254,7 +251,6 @@ def test_hosts_that_claim_to_be_one_still_get_right_results(alike: ScriptRun) ->
     assert_all_right(alike, [*FEW, "parts of the world"])
 
 
-@pytest.mark.xfail(strict=False, reason=UNTIL_THE_ENGINE)
 @pytest.mark.gflow_only("an option of gflow")
 def test_hosts_that_claim_to_be_one_are_told_once_that_they_cannot_share_memory(
     alike: ScriptRun,

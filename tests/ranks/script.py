@@ -79,20 +79,20 @@ def run_script(
     tag = leash.new_tag()
     with tempfile.TemporaryDirectory() as folder:
         path = script if isinstance(script, Path) else _written(script, Path(folder))
-        environment = _environment(tag, env)
+        environment = script_environment(tag, env)
         if torchrun:
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
             command += [f"--nproc-per-node={world_size}", str(path)]
-            processes = [_Process(0, command, environment)]
+            processes = [ScriptProcess(0, command, environment)]
         else:
             rendezvous = {
                 "WORLD_SIZE": str(world_size),
                 "LOCAL_WORLD_SIZE": str(world_size),
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(_free_port()),
+                "MASTER_PORT": str(free_port()),
             }
             processes = [
-                _Process(
+                ScriptProcess(
                     rank,
                     [sys.executable, str(path)],
                     {**environment, **rendezvous, "RANK": str(rank), "LOCAL_RANK": str(rank)},
@@ -109,11 +109,11 @@ def run_script(
     return ScriptRun(ranks, left)
 
 
-class _Process:
-    """One rank of a script."""
+class ScriptProcess:
+    """One rank of a script, while it runs."""
 
     def __init__(self, rank: int, command: list[str], environment: dict[str, str]) -> None:
-        self._rank = rank
+        self.rank = rank
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         self._process = subprocess.Popen(
             leash.leashed(command),
@@ -139,7 +139,20 @@ class _Process:
                 self.kill()
         self._output.seek(0)
         output = self._output.read().decode(errors="replace")
-        return ScriptRank(self._rank, self._process.returncode, output, timed_out)
+        return ScriptRank(self.rank, self._process.returncode, output, timed_out)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def has_ended(self) -> bool:
+        # Not reaped: until it is, its number cannot belong to anybody else.
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def output_so_far(self) -> str:
+        file = self._output.fileno()
+        # Read at a place, because the process writes where the file stands.
+        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
     def kill(self) -> None:
         if self._process.returncode is None:
@@ -153,7 +166,7 @@ def _written(source: str, folder: Path) -> Path:
     return path
 
 
-def _environment(tag: str, extra: Mapping[str, str] | None) -> dict[str, str]:
+def script_environment(tag: str, extra: Mapping[str, str] | None) -> dict[str, str]:
     environment = dict(os.environ)
     environment[leash.TAG_VARIABLE] = tag
     environment["OMP_NUM_THREADS"] = "1"
@@ -163,7 +176,7 @@ def _environment(tag: str, extra: Mapping[str, str] | None) -> dict[str, str]:
     return environment
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -204,9 +204,12 @@ def _self_test(deadline: float) -> Fine:
     if not all(buckets):
         detail = f"DDP's gradient buckets are not recognised (by rank: {buckets})"
         raise Wrong(detail, "Unset DDP_DISABLE_COMM_MEM if it is 1; else report it.")
+    share = results[0]["hosts"] == 1
     return Fine(
         f"{_WORLD} ranks on this host: all_reduce exact, DDP trains as one process does, "
-        f"{buckets[0]} gradient buckets recognised, same weights on all ranks"
+        f"{buckets[0]} gradient buckets recognised, same weights on all ranks, "
+        f"{'memory is shared' if share else 'memory is NOT shared'}",
+        "" if share else "Ranks of this host use TCP, which is slower; a job's log says why.",
     )
 
 

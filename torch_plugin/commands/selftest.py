@@ -45,7 +45,7 @@ def exchange(rank: Rank) -> dict[str, Any]:
         _check_all_reduce(rank)
         weights = _train(rank)
         done = gflow.metrics()
-        return {"buckets": done.gradient_buckets, "weights": weights}
+        return {"buckets": done.gradient_buckets, "hosts": done.hosts, "weights": weights}
     finally:
         dist.destroy_process_group()
 

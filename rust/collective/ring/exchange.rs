@@ -54,7 +54,14 @@ pub fn run(
         }
         if now >= deadline {
             let missing = tapes.iter().any(|tape| !tape.all_arrived());
-            return Err(Failure::Late(vec![if missing { ranks.previous } else { ranks.next }]));
+            return Err(match missing {
+                // Of two hosts it can only be the other.
+                true if ranks.previous != ranks.next => {
+                    Failure::Stalled { through: ranks.previous }
+                }
+                true => Failure::Late(vec![ranks.previous]),
+                false => Failure::Late(vec![ranks.next]),
+            });
         }
         if turn.is_drained {
             let missing: usize = tapes.iter().map(Tape::missing).sum();

@@ -3,8 +3,8 @@
 //! A lane moves what can be moved now. It must never wait, and never hold back a whole cache line
 //! that could be combined and passed on.
 
-use super::chunks::ALIGNMENT;
 use super::tape::{Arrival, Tape};
+use crate::collective::chunks::ALIGNMENT;
 use rustix::event::{PollFd, PollFlags};
 use std::io::{ErrorKind, Read, Result, Write};
 use std::os::fd::AsFd;

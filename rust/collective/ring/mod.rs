@@ -37,7 +37,6 @@
 //! byte, and the streams of the neighbours cannot tell whose it was. After a failure hosts stand
 //! at different bytes, so a ring that failed must not be used again.
 
-pub mod chunks;
 mod exchange;
 pub mod lane;
 mod tape;
@@ -46,8 +45,8 @@ mod tests;
 
 pub use lane::{Lane, Stream};
 
+use crate::collective::chunks::{ALIGNMENT, cut_slice};
 use crate::transport::{Failure, Watch};
-use chunks::{ALIGNMENT, cut_slice};
 use std::time::Instant;
 use tape::Tape;
 
@@ -90,14 +89,6 @@ impl Ring {
         assert!(position < hosts, "position {position} of {hosts}");
         assert!(hosts == 1 || !lanes.is_empty(), "{hosts} hosts and no lane between them");
         Ring { position, hosts, lanes, next_rank, previous_rank, bytes_per_lane: LANE_BYTES }
-    }
-
-    pub fn hosts(&self) -> usize {
-        self.hosts
-    }
-
-    pub fn position(&self) -> usize {
-        self.position
     }
 
     /// `data` is this host's contribution, and is replaced by the result.

@@ -1,7 +1,7 @@
 //! The ring with threads as hosts: over sockets of every kind, against a plain loop.
 
-use super::chunks::cut;
 use super::*;
+use crate::collective::chunks::cut;
 use crate::transport::memory;
 use crate::transport::socket::prepare;
 use proptest::prelude::*;
@@ -348,7 +348,7 @@ proptest! {
         let results = on_all_hosts(&mut rings, data, |ring, data| {
             // Blocks that are not adjacent, in an order of their own.
             let mut blocks = vec![vec![0; bytes]; hosts];
-            blocks[ring.position()].copy_from_slice(data);
+            blocks[ring.position].copy_from_slice(data);
             let mut places: Vec<_> = blocks.iter_mut().map(Vec::as_mut_slice).collect();
             ring.all_gather(&mut places, &mut AllWell, soon())?;
             *data = blocks.concat();
@@ -460,7 +460,8 @@ fn a_frozen_neighbour_is_late_at_the_deadline() {
     previous.write_all(&[1; 100]).unwrap();
     let mut data = vec![0; LARGE];
     let failure = ring.all_reduce(&mut data, &Plain::SUM, &mut AllWell, shortly());
-    assert_eq!(failure, Err(Failure::Late(vec![10])));
+    // Of more than two hosts it could be any that the bytes come through.
+    assert_eq!(failure, Err(Failure::Stalled { through: 10 }));
 
     // Nothing is missing here, but the next one does not take it.
     let (mut ring, _next, _previous) = one_host();

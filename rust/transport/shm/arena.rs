@@ -6,9 +6,12 @@
 use super::blocks::Blocks;
 use super::hall::HEAP_AT;
 use super::segment::Segment;
+use crate::fork::Ticket;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub struct Arena {
+    // Dropped before the segment that it is for.
+    _ticket: Ticket,
     segment: Arc<Segment>,
     blocks: Mutex<Blocks>,
 }
@@ -35,8 +38,10 @@ impl Arena {
                 Err(error) => return Err(error),
             }
         };
+        let file = segment.fd().expect("it was created here");
+        let ticket = Ticket::for_memory(segment.base(), segment.bytes(), &file);
         let blocks = Mutex::new(Blocks::new(segment.bytes() - HEAP_AT));
-        Ok(Arc::new(Arena { segment: Arc::new(segment), blocks }))
+        Ok(Arc::new(Arena { _ticket: ticket, segment: Arc::new(segment), blocks }))
     }
 
     pub fn segment(&self) -> &Arc<Segment> {
@@ -66,6 +71,10 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
+        // A forked child lets go of its own copy only; the memory is its parent's.
+        if self.arena.segment.is_inherited() {
+            return;
+        }
         // First the pages, then the place, which somebody else may be given at once. Where pages
         // cannot be given back they stay, and are used again.
         let _ = self.arena.segment.release(self.offset, self.bytes);

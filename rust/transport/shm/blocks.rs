@@ -71,6 +71,7 @@ impl Blocks {
     }
 
     /// How many bytes are taken.
+    #[cfg(test)]
     pub fn taken(&self) -> usize {
         self.taken_bytes
     }

@@ -6,6 +6,7 @@
 
 #[cfg(not(loom))]
 mod kernel {
+    use crate::transport::timespec;
     use rustix::thread::futex::{Flags, wait, wake};
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::Duration;
@@ -25,10 +26,7 @@ mod kernel {
 
         /// Sleeps unless the word is no longer `value`; wakes after `limit`, or for no reason.
         pub fn sleep_while(&self, value: u32, limit: Duration) {
-            let limit = rustix::thread::futex::Timespec {
-                tv_sec: limit.as_secs().min(i64::MAX as u64) as i64,
-                tv_nsec: i64::from(limit.subsec_nanos()),
-            };
+            let limit = timespec(limit);
             // Not private to the process: the one that wakes is another. Whatever ends the sleep,
             // the caller looks again.
             let _ = wait(&self.0, Flags::empty(), value, Some(&limit));

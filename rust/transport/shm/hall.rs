@@ -189,11 +189,20 @@ impl Hall {
         let places = 0..self.ranks.len();
         let all_have_come = || places.clone().all(|place| place == self.own || has_come(place));
         let bell = &self.board(self.own).bell.0;
+        let mut next_look = Instant::now() + SLICE;
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if bell.wait(self.patience, left.min(SLICE), all_have_come) {
+            let now = Instant::now();
+            let left = deadline.saturating_duration_since(now);
+            let until_look = next_look.saturating_duration_since(now);
+            if bell.wait(self.patience, left.min(until_look), all_have_come) {
                 return Ok(());
             }
+            // Woken by a rank that is not the last one: there is nothing else to see yet.
+            let now = Instant::now();
+            if now < next_look && now < deadline {
+                continue;
+            }
+            next_look = now + SLICE;
             let mut failure = watch.check().err();
             let missing = |place: &usize| *place != self.own && !has_come(*place);
             if failure.is_none() {
@@ -203,7 +212,7 @@ impl Hall {
                 });
                 failure = gone;
             }
-            if failure.is_none() && left.is_zero() {
+            if failure.is_none() && now >= deadline {
                 let late = places.clone().filter(missing).map(|place| self.ranks[place]).collect();
                 failure = Some(Failure::Late(late));
             }

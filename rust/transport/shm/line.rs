@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// How long one may wait: until a moment, or until one of these is raised.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience<'a> {
+pub struct Bounds<'a> {
     pub until: Instant,
     pub interrupts: &'a [&'a Interrupt],
 }
@@ -25,18 +25,18 @@ pub struct Patience<'a> {
 #[derive(Debug)]
 pub struct Line<'a> {
     stream: OwnedFd,
-    patience: Patience<'a>,
+    bounds: Bounds<'a>,
 }
 
 impl<'a> Line<'a> {
     /// Calls the abstract socket `name`. A full one is an error: calling again is the caller's.
-    pub fn call(name: &str, patience: Patience<'a>) -> Result<Line<'a>> {
+    pub fn call(name: &str, bounds: Bounds<'a>) -> Result<Line<'a>> {
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let stream =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         match rustix::net::connect(&stream, &address) {
-            Ok(()) => Ok(Line { stream, patience }),
+            Ok(()) => Ok(Line { stream, bounds }),
             Err(errno @ (Errno::CONNREFUSED | Errno::NOENT)) => Err(Error::new(
                 errno.kind(),
                 "nobody listens at its socket, as if it had another network namespace",
@@ -46,8 +46,8 @@ impl<'a> Line<'a> {
     }
 
     /// The line of somebody who called. `stream` does not block.
-    pub fn answer(stream: OwnedFd, patience: Patience<'a>) -> Line<'a> {
-        Line { stream, patience }
+    pub fn answer(stream: OwnedFd, bounds: Bounds<'a>) -> Line<'a> {
+        Line { stream, bounds }
     }
 
     /// Gives the other end a descriptor for the same thing.
@@ -102,8 +102,8 @@ impl<'a> Line<'a> {
         loop {
             match attempt(self.stream.as_fd()) {
                 Err(Errno::AGAIN) => {
-                    self.patience.check()?;
-                    self.patience.wait(&self.stream, ready, Duration::MAX);
+                    self.bounds.check()?;
+                    self.bounds.wait(&self.stream, ready, Duration::MAX);
                 }
                 Err(Errno::INTR) => {}
                 done => return Ok(done?),
@@ -130,8 +130,8 @@ impl Write for Line<'_> {
     }
 }
 
-impl Patience<'_> {
-    /// An error says that the patience is at its end, and why.
+impl Bounds<'_> {
+    /// An error says that the bounds is at its end, and why.
     pub fn check(&self) -> Result<()> {
         // Not of the kind `Interrupted`, after which everyone tries again.
         if self.interrupts.iter().any(|interrupt| interrupt.is_raised()) {
@@ -143,13 +143,13 @@ impl Patience<'_> {
         Ok(())
     }
 
-    /// Sleeps until `socket` may be ready, for `limit` at most, and for no longer than patience
+    /// Sleeps until `socket` may be ready, for `limit` at most, and for no longer than bounds
     /// lasts.
     pub fn wait(&self, socket: &impl AsFd, ready: PollFlags, limit: Duration) {
         self.sleep(Some((socket.as_fd(), ready)), limit);
     }
 
-    /// Sleeps for `limit`, and for no longer than patience lasts.
+    /// Sleeps for `limit`, and for no longer than bounds lasts.
     pub fn pause(&self, limit: Duration) {
         self.sleep(None, limit);
     }
@@ -176,14 +176,14 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixStream;
 
-    fn soon() -> Patience<'static> {
-        Patience { until: Instant::now() + Duration::from_secs(20), interrupts: &[] }
+    fn soon() -> Bounds<'static> {
+        Bounds { until: Instant::now() + Duration::from_secs(20), interrupts: &[] }
     }
 
-    fn lines<'a>(patience: Patience<'a>) -> (UnixStream, Line<'a>) {
+    fn lines<'a>(bounds: Bounds<'a>) -> (UnixStream, Line<'a>) {
         let (other, own) = UnixStream::pair().unwrap();
         own.set_nonblocking(true).unwrap();
-        (other, Line::answer(own.into(), patience))
+        (other, Line::answer(own.into(), bounds))
     }
 
     fn send(stream: &UnixStream, descriptors: &[BorrowedFd<'_>]) {
@@ -229,7 +229,7 @@ mod tests {
         drop(other);
         assert_eq!(own.take_passed().unwrap_err().kind(), ErrorKind::UnexpectedEof);
         let (_silent, mut own) =
-            lines(Patience { until: Instant::now() + Duration::from_millis(30), interrupts: &[] });
+            lines(Bounds { until: Instant::now() + Duration::from_millis(30), interrupts: &[] });
         assert_eq!(own.take_passed().unwrap_err().kind(), ErrorKind::TimedOut);
     }
 
@@ -237,15 +237,15 @@ mod tests {
     fn an_interrupt_ends_a_wait() {
         let interrupt = Interrupt::new().unwrap();
         let interrupts = [&interrupt];
-        let patience = Patience { interrupts: &interrupts, ..soon() };
-        let (_silent, mut own) = lines(patience);
+        let bounds = Bounds { interrupts: &interrupts, ..soon() };
+        let (_silent, mut own) = lines(bounds);
         std::thread::scope(|scope| {
             let reading = scope.spawn(move || own.read_exact(&mut [0; 1]).unwrap_err());
             std::thread::sleep(Duration::from_millis(20));
             interrupt.raise();
             assert_eq!(reading.join().unwrap().kind(), ErrorKind::ConnectionAborted);
         });
-        assert!(patience.check().is_err());
+        assert!(bounds.check().is_err());
     }
 
     #[test]

@@ -4,24 +4,19 @@
 //! before a descriptor moves: a stranger never gets one and never has one mapped. The sockets have
 //! names in the abstract namespace and are gone when the exchange is over.
 
-use super::super::handshake::{self, Caller, Key};
+use super::super::handshake::{self, Caller, HANDSHAKE_LIMIT, Key, RETRY_PAUSE};
 use super::super::interrupt::Interrupt;
-use super::line::{Line, Patience};
+use super::line::{Bounds, Line};
 use super::segment::Segment;
 use rustix::event::PollFlags;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{Error, ErrorKind};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
-
-/// How long one stranger may take over its handshake before it is dropped.
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// Pause between attempts to reach a rank that does not listen yet.
-const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 /// A socket that the other ranks of this host can connect to. Made before the rendezvous, so that
 /// its name can be published.
@@ -103,6 +98,10 @@ struct Offer<'a> {
 }
 
 impl Offer<'_> {
+    fn memory(&self) -> std::io::Result<BorrowedFd<'_>> {
+        self.segment.fd().ok_or_else(|| Error::other("only memory that was made here is passed on"))
+    }
+
     fn caller(&self) -> Caller {
         Caller { rank: self.own as u32, lane: 0 }
     }
@@ -112,11 +111,11 @@ impl Offer<'_> {
     /// only when it has reached all ranks below itself.
     fn reach(&self, peer: usize, name: &str) -> std::io::Result<OwnedFd> {
         let interrupts = [self.interrupt];
-        let patience = Patience { until: self.deadline, interrupts: &interrupts };
+        let bounds = Bounds { until: self.deadline, interrupts: &interrupts };
         let attempt = || {
-            let mut line = Line::call(name, patience)?;
+            let mut line = Line::call(name, bounds)?;
             handshake::connect(&mut line, self.key, self.caller(), peer as u32)?;
-            line.pass(self.segment.fd())?;
+            line.pass(self.memory()?)?;
             line.take_passed()
         };
         loop {
@@ -132,8 +131,8 @@ impl Offer<'_> {
             if last_word || Instant::now() + RETRY_PAUSE >= self.deadline {
                 return Err(error);
             }
-            patience.pause(RETRY_PAUSE);
-            patience.check()?;
+            bounds.pause(RETRY_PAUSE);
+            bounds.check()?;
         }
     }
 
@@ -174,10 +173,10 @@ impl Offer<'_> {
         stream.set_nonblocking(true)?;
         let interrupts = [self.interrupt, over];
         let until = self.deadline.min(Instant::now() + HANDSHAKE_LIMIT);
-        let mut line = Line::answer(stream.into(), Patience { until, interrupts: &interrupts });
+        let mut line = Line::answer(stream.into(), Bounds { until, interrupts: &interrupts });
         let peer = handshake::accept(&mut line, self.key, self.own as u32)?.rank as usize;
         let descriptor = line.take_passed()?;
-        line.pass(self.segment.fd())?;
+        line.pass(self.memory()?)?;
         Ok(Passed { peer, descriptor })
     }
 
@@ -191,7 +190,7 @@ impl Offer<'_> {
         segments: &mut BTreeMap<usize, Segment>,
     ) -> Result<(), NotShared> {
         let interrupts = [self.interrupt];
-        let patience = Patience { until: self.deadline, interrupts: &interrupts };
+        let bounds = Bounds { until: self.deadline, interrupts: &interrupts };
         let mut last = String::new();
         loop {
             for passed in arrived.try_iter() {
@@ -211,7 +210,7 @@ impl Offer<'_> {
             if missing.is_empty() {
                 return Ok(());
             }
-            if let Err(error) = patience.check() {
+            if let Err(error) = bounds.check() {
                 let reason = format!("{} passed no memory: {error}{last}", named(&missing));
                 return Err(NotShared { ranks: missing, reason });
             }
@@ -220,12 +219,12 @@ impl Offer<'_> {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     // Short, because a finished handshake arrives on the channel, not on the
                     // socket.
-                    patience.wait(&entrance.socket, PollFlags::IN, Duration::from_millis(1));
+                    bounds.wait(&entrance.socket, PollFlags::IN, Duration::from_millis(1));
                 }
                 Err(error) => {
                     // Out of descriptors, say: it may pass, and must not be asked in a spin.
                     last = format!("; nobody can connect: {error}");
-                    patience.pause(RETRY_PAUSE);
+                    bounds.pause(RETRY_PAUSE);
                 }
             }
         }
@@ -297,8 +296,6 @@ mod tests {
             assert_eq!(segment.bytes(), 4096 * (rank + 1));
             // SAFETY: the segment has a page at least; its rank wrote before it passed it.
             assert_eq!(unsafe { segment.base().read() }, *rank as u8);
-            let flags = rustix::io::fcntl_getfd(segment.fd()).unwrap();
-            assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
         }
     }
 
@@ -378,8 +375,8 @@ mod tests {
         std::thread::scope(|scope| {
             let first = entrances.remove(0);
             let zeroth = scope.spawn(|| exchange_as(first, 0, &locals, soon()).unwrap_err());
-            let patience = Patience { until: soon(), interrupts: &[] };
-            let mut line = Line::call(&locals[0].1, patience).unwrap();
+            let bounds = Bounds { until: soon(), interrupts: &[] };
+            let mut line = Line::call(&locals[0].1, bounds).unwrap();
             handshake::connect(&mut line, &KEY, CALLER, 0).unwrap();
             let (pipe, _other_end) = std::io::pipe().unwrap();
             line.pass(pipe.as_fd()).unwrap();

@@ -19,7 +19,8 @@ const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(Sea
 pub struct Segment {
     base: NonNull<u8>,
     bytes: usize,
-    memory: OwnedFd,
+    /// The memfd, of a segment that was created here. What was adopted needs it no more.
+    memory: Option<OwnedFd>,
     /// The process that mapped it, whose mapping it is.
     process: u32,
 }
@@ -47,7 +48,9 @@ impl Segment {
             .map_err(|errno| failed(&format!("sizing a memfd to {bytes} bytes failed"), errno))?;
         rustix::fs::fcntl_add_seals(&memory, SIZE_SEALS)
             .map_err(|errno| failed("sealing a memfd failed", errno))?;
-        Segment::map(memory, bytes)
+        let mut segment = Segment::map(&memory, bytes)?;
+        segment.memory = Some(memory);
+        Ok(segment)
     }
 
     /// Maps the memory of a peer, unless the peer could still resize it.
@@ -63,25 +66,24 @@ impl Segment {
             .map_err(|errno| failed("the size of the memfd is not known", errno))?
             .st_size;
         let bytes = usize::try_from(size).map_err(Error::other)?;
-        let segment = Segment::map(memory, bytes)?;
-        // A forked child is no rank: it has no business in the memory of others. The own segment
-        // stays, since the user's tensors live in it.
+        let segment = Segment::map(&memory, bytes)?;
+        // A forked child is no rank: it has no business in the memory of others.
         // SAFETY: the range is the mapping just made, which nobody else knows of yet.
         unsafe { rustix::mm::madvise(segment.base().cast(), bytes, Advice::LinuxDontFork) }
             .map_err(|errno| failed("keeping the memory from forked children failed", errno))?;
         Ok(segment)
     }
 
-    fn map(memory: OwnedFd, bytes: usize) -> Result<Segment> {
+    fn map(memory: &OwnedFd, bytes: usize) -> Result<Segment> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: without a wished address the system chooses a free one, so no memory that is in
         // use is replaced.
         let base =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, access, flags, &memory, 0) }
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, access, flags, memory, 0) }
                 .map_err(|errno| failed(&format!("mapping {bytes} bytes failed"), errno))?;
         let base = NonNull::new(base.cast()).ok_or(ErrorKind::AddrNotAvailable)?;
-        Ok(Segment { base, bytes, memory, process: std::process::id() })
+        Ok(Segment { base, bytes, memory: None, process: std::process::id() })
     }
 
     /// Where it begins in this process, aligned to a page. Other processes see it elsewhere.
@@ -93,9 +95,14 @@ impl Segment {
         self.bytes
     }
 
-    /// What a peer needs to adopt it.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.memory.as_fd()
+    /// What a peer needs to adopt it, if it was created here.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.memory.as_ref().map(OwnedFd::as_fd)
+    }
+
+    /// Whether this process is a fork of the one that mapped it.
+    pub fn is_inherited(&self) -> bool {
+        std::process::id() != self.process
     }
 
     /// Gives the pages of a range back to the system, for everyone who maps it: they read as zeros
@@ -105,24 +112,10 @@ impl Segment {
             let reason = format!("{bytes} bytes at {offset} are not within {} bytes", self.bytes);
             return Err(Error::new(ErrorKind::InvalidInput, reason));
         }
-        if bytes == 0 {
-            return Ok(());
-        }
+        let Some(memory) = self.memory.as_ref().filter(|_| bytes > 0) else { return Ok(()) };
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(&self.memory, mode, offset as u64, bytes as u64)
+        rustix::fs::fallocate(memory, mode, offset as u64, bytes as u64)
             .map_err(|errno| failed(&format!("releasing {bytes} bytes failed"), errno))
-    }
-
-    /// Asks for huge pages in a range, in this process. A system that has none for shared memory
-    /// goes on with small ones, which is slower and otherwise the same.
-    pub fn prefer_huge_pages(&self, offset: usize, bytes: usize) {
-        if !self.contains(offset, bytes) {
-            return;
-        }
-        let before_page = offset % rustix::param::page_size();
-        let start = self.base().wrapping_add(offset - before_page).cast();
-        // SAFETY: the range is within the mapping, and the advice does not change its contents.
-        let _ = unsafe { rustix::mm::madvise(start, bytes + before_page, Advice::LinuxHugepage) };
     }
 
     fn contains(&self, offset: usize, bytes: usize) -> bool {
@@ -133,7 +126,7 @@ impl Segment {
 impl Drop for Segment {
     fn drop(&mut self) {
         // A forked child did not inherit a peer's mapping: there may be something else by now.
-        if std::process::id() != self.process {
+        if self.is_inherited() {
             return;
         }
         // SAFETY: the range is the mapping that `map` made in this process. The segment is gone
@@ -166,7 +159,7 @@ mod tests {
     const GIB: usize = 1 << 30;
 
     fn adopt_copy(segment: &Segment) -> Segment {
-        Segment::adopt(segment.fd().try_clone_to_owned().unwrap()).unwrap()
+        Segment::adopt(segment.fd().unwrap().try_clone_to_owned().unwrap()).unwrap()
     }
 
     fn write(segment: &Segment, offset: usize, value: u8) {
@@ -183,7 +176,7 @@ mod tests {
 
     /// The memory it costs.
     fn resident(segment: &Segment) -> usize {
-        rustix::fs::fstat(segment.fd()).unwrap().st_blocks as usize * 512
+        rustix::fs::fstat(segment.fd().unwrap()).unwrap().st_blocks as usize * 512
     }
 
     /// The flags of the mapping at `segment`, as /proc has them.
@@ -212,9 +205,9 @@ mod tests {
     fn nobody_can_resize_it() {
         let own = Segment::create("test", PAGE).unwrap();
         for bytes in [0, 2 * PAGE as u64] {
-            assert_eq!(rustix::fs::ftruncate(own.fd(), bytes), Err(Errno::PERM));
+            assert_eq!(rustix::fs::ftruncate(own.fd().unwrap(), bytes), Err(Errno::PERM));
         }
-        let more = rustix::fs::fcntl_add_seals(own.fd(), SealFlags::FUTURE_WRITE);
+        let more = rustix::fs::fcntl_add_seals(own.fd().unwrap(), SealFlags::FUTURE_WRITE);
         assert_eq!(more, Err(Errno::PERM));
     }
 
@@ -257,21 +250,22 @@ mod tests {
         assert!(resident(&own) <= cost - 10 * PAGE, "{} of {cost}", resident(&own));
         assert_eq!((read(&own, 50 * GIB), read(&theirs, 50 * GIB)), (0, 0));
         assert_eq!(read(&theirs, 64 * GIB - 1), 1);
+        // Only who created it can give its pages back.
         theirs.release(0, 64 * GIB).unwrap();
+        assert_eq!(read(&own, 64 * GIB - 1), 1);
+        own.release(0, 64 * GIB).unwrap();
         assert_eq!(resident(&own), 0);
         assert_eq!(read(&own, 64 * GIB - 1), 0);
     }
 
     #[test]
-    fn advice_and_release_stay_within_the_segment() {
+    fn nothing_is_released_outside_of_the_segment() {
         let own = Segment::create("test", 2 * PAGE).unwrap();
         write(&own, 0, 1);
         for (offset, bytes) in [(PAGE, 2 * PAGE), (usize::MAX, 2), (2 * PAGE, 1)] {
             own.release(offset, bytes).unwrap_err();
-            own.prefer_huge_pages(offset, bytes);
         }
         own.release(2 * PAGE, 0).unwrap();
-        own.prefer_huge_pages(10, PAGE);
         assert_eq!(read(&own, 0), 1);
     }
 

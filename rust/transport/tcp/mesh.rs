@@ -3,11 +3,12 @@
 //! Sockets do not block; every wait is one `poll` over all of them and the interrupt, with a
 //! deadline. A peer that ends its connection is noticed in the same `poll`.
 
+use super::ConnectError;
 use super::reception::Reception;
-use super::{ConnectError, timespec};
+use crate::fork::Unshared;
 use crate::transport::frame::{Frame, FrameBuffer, Goodbye};
 use crate::transport::interrupt::Interrupt;
-use crate::transport::{Failure, Peers, Watch, ended};
+use crate::transport::{Failure, Peers, Watch, ended, timespec};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -25,7 +26,7 @@ pub struct Mesh {
 
 #[derive(Debug)]
 struct Link {
-    stream: TcpStream,
+    stream: Unshared<TcpStream>,
     incoming: FrameBuffer,
     /// Bytes that the socket has not taken yet.
     outgoing: Vec<u8>,
@@ -51,6 +52,7 @@ impl Link {
         // Keepalive does not ask while something is unacknowledged. Messages are short, so a peer
         // that lives always takes them. A kernel that does not know this notices later.
         let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, 25_000);
+        let stream = Unshared::new(stream);
         Link { stream, incoming: FrameBuffer::default(), outgoing: Vec::new(), left: None }
     }
 
@@ -81,26 +83,28 @@ impl Link {
         }
     }
 
-    /// The next message of this peer, if it has arrived.
-    fn next_message(&mut self, rank: usize) -> Result<Option<Vec<u8>>, Failure> {
-        let from_buffer = |incoming: &mut FrameBuffer| match incoming.next_frame() {
-            Ok(Some(Frame::Message(bytes))) => Ok(Some(bytes)),
-            Ok(Some(Frame::Goodbye(goodbye))) => {
-                Err(Failure::Lost { rank, reason: goodbye.reason })
-            }
-            Ok(None) => Ok(None),
-            Err(reason) => Err(Failure::Garbled { rank, reason }),
-        };
-        if let Some(bytes) = from_buffer(&mut self.incoming)? {
-            return Ok(Some(bytes));
-        }
+    /// Takes what the socket has now, and fails if that shows that the peer will not go on.
+    fn take_in(&mut self, rank: usize) -> Result<(), Failure> {
         let pulled = self.pull_incoming();
         // What arrived before the end counts, a goodbye above all: it has the reason.
-        if let Some(bytes) = from_buffer(&mut self.incoming)? {
-            return Ok(Some(bytes));
+        match self.incoming.waiting_goodbye() {
+            Some(Goodbye { gave_up: true, reason }) => Err(Failure::Lost { rank, reason }),
+            Some(Goodbye { gave_up: false, reason }) => {
+                self.left = Some(reason);
+                Ok(())
+            }
+            None => pulled.map_err(|error| Failure::Lost { rank, reason: ended(&error) }),
         }
-        pulled.map_err(|error| Failure::Lost { rank, reason: ended(&error) })?;
-        Ok(None)
+    }
+
+    /// The next message of this peer, if it has been taken in.
+    fn next_message(&mut self, rank: usize) -> Result<Option<Vec<u8>>, Failure> {
+        match self.incoming.next_frame() {
+            Ok(Some(Frame::Message(bytes))) => Ok(Some(bytes)),
+            Ok(Some(Frame::Goodbye(Goodbye { reason, .. }))) => Err(Failure::Lost { rank, reason }),
+            Ok(None) => Ok(None),
+            Err(reason) => Err(Failure::Garbled { rank, reason }),
+        }
     }
 }
 
@@ -112,27 +116,29 @@ impl Mesh {
             .filter_map(|(peer, link)| link.as_mut().map(|link| (peer, link)))
     }
 
-    /// Sleeps until a socket that matters is ready, the interrupt is raised or the deadline came.
-    fn wait(
-        &self,
-        is_awaited: impl Fn(usize) -> bool,
-        also: Option<&Interrupt>,
-        deadline: Instant,
-    ) {
+    /// Sleeps until a socket is ready, an interrupt is raised or the deadline came. Returns the
+    /// peers whose sockets are. All are looked at: the end of any peer is of interest to a wait.
+    fn wait(&self, also: Option<&Interrupt>, deadline: Instant) -> Vec<usize> {
         let mut waits = vec![PollFd::from_borrowed_fd(self.interrupt.as_fd(), PollFlags::IN)];
         waits.extend(also.map(|also| PollFd::from_borrowed_fd(also.as_fd(), PollFlags::IN)));
+        let interrupts = waits.len();
+        let mut peers = Vec::with_capacity(self.links.len());
         for (peer, link) in self.links.iter().enumerate() {
-            let Some(link) = link else { continue };
-            let mut flags = PollFlags::empty();
-            flags.set(PollFlags::IN, link.left.is_none() && is_awaited(peer));
+            let Some(link) = link.as_ref().filter(|link| link.left.is_none()) else { continue };
+            let mut flags = PollFlags::IN;
             flags.set(PollFlags::OUT, !link.outgoing.is_empty());
-            if !flags.is_empty() {
-                waits.push(PollFd::new(&link.stream, flags));
-            }
+            waits.push(PollFd::new(&link.stream, flags));
+            peers.push(peer);
         }
         let left = deadline.saturating_duration_since(Instant::now());
         // An error here (a signal, say) only means another round of the caller's loop.
         let _ = poll(&mut waits, Some(&timespec(left)));
+        let is_ready = |wait: &PollFd| !wait.revents().is_empty();
+        peers.retain({
+            let mut waits = waits[interrupts..].iter();
+            move |_| waits.next().is_some_and(is_ready)
+        });
+        peers
     }
 }
 
@@ -141,17 +147,8 @@ impl Watch for Mesh {
         if self.interrupt.is_raised() {
             return Err(Failure::Interrupted);
         }
-        for (rank, link) in self.linked().filter(|(_, link)| link.left.is_none()) {
-            let pulled = link.pull_incoming();
-            match link.incoming.waiting_goodbye() {
-                Some(Goodbye { gave_up: true, reason }) => {
-                    return Err(Failure::Lost { rank, reason });
-                }
-                Some(Goodbye { gave_up: false, reason }) => link.left = Some(reason),
-                None => pulled.map_err(|error| Failure::Lost { rank, reason: ended(&error) })?,
-            }
-        }
-        Ok(())
+        let mut linked = self.linked().filter(|(_, link)| link.left.is_none());
+        linked.try_for_each(|(rank, link)| link.take_in(rank))
     }
 
     fn left(&self, rank: usize) -> Option<String> {
@@ -176,38 +173,46 @@ impl Peers for Mesh {
         deadline: Instant,
     ) -> Result<(), Failure> {
         let frame = Frame::Message(message.to_vec()).encode();
-        for (_, link) in self.linked().filter(|(peer, _)| with.contains(peer)) {
+        let mut is_missing = vec![false; self.size()];
+        for rank in with.iter().copied() {
+            is_missing[rank] = true;
+            let Some(link) = self.links[rank].as_mut() else { continue };
             link.outgoing.extend_from_slice(&frame);
         }
-        let mut missing: Vec<usize> = with.to_vec();
+        // Who was here first may have sent it already.
+        let mut ready = with.to_vec();
         loop {
-            for (peer, link) in self.linked() {
+            for rank in ready {
+                let Some(link) = self.links[rank].as_mut() else { continue };
                 let sent = link.push_outgoing();
-                if missing.contains(&peer)
-                    && let Some(message) = link.next_message(peer)?
+                let taken_in = link.take_in(rank);
+                if is_missing[rank]
+                    && let Some(message) = link.next_message(rank)?
                 {
-                    inbox[peer] = message;
-                    missing.retain(|other| *other != peer);
+                    // If it ended after that, the next look says so.
+                    inbox[rank] = message;
+                    is_missing[rank] = false;
+                    continue;
                 }
+                taken_in?;
                 // Only now: a goodbye that it sent first says more than a broken pipe.
-                if with.contains(&peer) {
-                    sent.map_err(|error| Failure::Lost { rank: peer, reason: ended(&error) })?;
-                }
+                sent.map_err(|error| Failure::Lost { rank, reason: ended(&error) })?;
             }
-            if missing.is_empty() && self.linked().all(|(_, link)| link.outgoing.is_empty()) {
+            let is_pending = |rank: &usize| {
+                let link = self.links[*rank].as_ref();
+                is_missing[*rank] || link.is_some_and(|link| !link.outgoing.is_empty())
+            };
+            let pending: Vec<_> = with.iter().copied().filter(is_pending).collect();
+            if pending.is_empty() {
                 break;
             }
             if self.interrupt.is_raised() {
                 return Err(Failure::Interrupted);
             }
             if Instant::now() >= deadline {
-                return Err(Failure::Late(missing));
+                return Err(Failure::Late(pending));
             }
-            // Also those that are not in this swap: the end of any peer is the end of it.
-            self.wait(|peer| missing.contains(&peer) || !with.contains(&peer), None, deadline);
-            if with.len() + 1 < self.size() {
-                self.check()?;
-            }
+            ready = self.wait(None, deadline);
         }
         // A peer that called, then gave up waiting for this rank, will not take part any more.
         for (rank, link) in self.linked() {
@@ -222,7 +227,7 @@ impl Peers for Mesh {
         let deadline = Instant::now() + limit;
         while !done.is_raised() && Instant::now() < deadline {
             self.check()?;
-            self.wait(|_| true, Some(done), deadline);
+            self.wait(Some(done), deadline);
         }
         Ok(())
     }
@@ -233,7 +238,7 @@ impl Peers for Mesh {
             link.outgoing.extend_from_slice(&goodbye);
             // One attempt: the socket's buffer has room unless the peer has long stopped reading.
             let _ = link.push_outgoing();
-            let _ = link.stream.shutdown(std::net::Shutdown::Write);
+            let _ = link.stream.get().shutdown(std::net::Shutdown::Write);
         }
     }
 }
@@ -277,6 +282,7 @@ pub mod tests {
                                 }
                             }
                         }
+                        mesh.say_goodbye(Goodbye { gave_up: false, reason: "done".into() });
                     })
                 })
                 .collect();
@@ -293,6 +299,18 @@ pub mod tests {
         drop(meshes.remove(1));
         let failure = meshes[0].watch_until(&never, limit).unwrap_err();
         assert!(matches!(failure, Failure::Lost { rank: 1, .. }), "{failure:?}");
+        let failure = swap_all(&mut meshes[0], &[1], soon()).unwrap_err();
+        assert!(matches!(failure, Failure::Lost { rank: 1, .. }), "{failure:?}");
+    }
+
+    #[test]
+    fn a_rank_that_dies_after_it_has_answered_does_not_let_the_others_wait() {
+        let mut meshes = meshes(3);
+        let _late = meshes.pop().unwrap();
+        let mut dying = meshes.pop().unwrap();
+        // It sends its message, gets nothing, and ends without a word.
+        assert!(swap_all(&mut dying, &[1], Instant::now()).is_err());
+        drop(dying);
         let failure = swap_all(&mut meshes[0], &[1], soon()).unwrap_err();
         assert!(matches!(failure, Failure::Lost { rank: 1, .. }), "{failure:?}");
     }

@@ -8,19 +8,9 @@ pub mod lanes;
 pub mod mesh;
 pub mod reception;
 
-use rustix::event::Timespec;
-use std::time::Duration;
-
 /// Why connections could not be made: with whom, and what happened last.
 #[derive(Debug)]
 pub struct ConnectError {
     pub missing: Vec<usize>,
     pub last: String,
-}
-
-fn timespec(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: duration.as_secs().min(i64::MAX as u64) as i64,
-        tv_nsec: i64::from(duration.subsec_nanos()),
-    }
 }

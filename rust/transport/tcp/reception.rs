@@ -5,7 +5,7 @@
 //! thread lets them in, and who comes early waits until it is asked for.
 
 use super::ConnectError;
-use crate::transport::handshake::{self, Caller, Key};
+use crate::transport::handshake::{self, Caller, HANDSHAKE_LIMIT, Key, RETRY_PAUSE};
 use crate::transport::interrupt::Interrupt;
 use crate::transport::socket::prepare;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -17,10 +17,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// How long one stranger may take over its handshake before it is dropped.
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// Pause between attempts to reach a rank that does not listen yet.
-const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// How late an interrupt may be noticed while ranks are awaited.
 const INTERRUPT_PAUSE: Duration = Duration::from_millis(50);
 

@@ -1,22 +1,27 @@
-//! Cutting bytes into chunks: the same cut on every host, from the length alone.
+//! Cutting bytes into chunks: the same cut on every rank, from the length alone.
 //!
-//! It must never depend on anything that hosts could see differently.
+//! It must never depend on anything that ranks could see differently.
 
 use std::ops::Range;
 
 /// Chunks begin at multiples of this many bytes: a cache line, and a multiple of every element.
 pub const ALIGNMENT: usize = 64;
 
-/// `count` adjacent ranges that cover `0..length`. Their sizes differ by `ALIGNMENT` at most, but
-/// for the end of the data, which may make the last ones short or empty.
-pub fn cut(length: usize, count: usize) -> impl Iterator<Item = Range<usize>> {
+/// The `index`-th of the ranges of [`cut`].
+pub fn chunk(length: usize, count: usize, index: usize) -> Range<usize> {
     let units = length.div_ceil(ALIGNMENT);
     let (each, longer) = (units / count, units % count);
-    let start = move |index: usize| {
+    let start = |index: usize| {
         let units_before = each * index + longer.min(index);
         units_before.saturating_mul(ALIGNMENT).min(length)
     };
-    (0..count).map(move |index| start(index)..start(index + 1))
+    start(index)..start(index + 1)
+}
+
+/// `count` adjacent ranges that cover `0..length`. Their sizes differ by `ALIGNMENT` at most, but
+/// for the end of the data, which may make the last ones short or empty.
+pub fn cut(length: usize, count: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..count).map(move |index| chunk(length, count, index))
 }
 
 /// The same cut, as slices of `bytes`.
