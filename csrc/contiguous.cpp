@@ -6,7 +6,8 @@ namespace gflow {
 
 namespace {
 
-// Also where the elements begin: a view of bytes may begin anywhere, but a processor may not like it.
+// Also where the elements begin: a view of bytes may begin anywhere, but a processor may not like
+// it.
 bool is_plain(const at::Tensor& tensor) {
   const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
   return tensor.is_contiguous() && address % tensor.element_size() == 0;

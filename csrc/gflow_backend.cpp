@@ -108,8 +108,8 @@ WorkPtr GflowBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& 
   auto call = describe(OpType::BROADCAST, tensors);
   call.complaint = arguments::check_in_place(tensors);
   call.root = static_cast<uint32_t>(opts.rootRank);
-  return collective("gflow:broadcast", std::move(call), device_of(tensors), opts, {tensors},
-                    {}, [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
+  return collective("gflow:broadcast", std::move(call), device_of(tensors), opts, {tensors}, {},
+                    [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
                       return inner.broadcast(outputs[0], opts);
                     });
 }
@@ -128,8 +128,8 @@ WorkPtr GflowBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& 
   call.complaint = arguments::check_in_place(tensors);
   call.reduce_op = opts.reduceOp.op_;
   call.gradient = is_gradient_bucket(tensors, opts);
-  return collective("gflow:all_reduce", std::move(call), device_of(tensors), opts,
-                    {tensors}, {}, [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
+  return collective("gflow:all_reduce", std::move(call), device_of(tensors), opts, {tensors}, {},
+                    [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
                       return inner.allreduce(outputs[0], opts);
                     });
 }
@@ -138,8 +138,8 @@ WorkPtr GflowBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOp
   auto call = describe(OpType::_ALLREDUCE_SPARSE, tensors);
   call.complaint = arguments::check_in_place(tensors);
   call.reduce_op = opts.reduceOp.op_;
-  return collective("gflow:sparse_all_reduce", std::move(call), device_of(tensors), opts,
-                    {tensors}, {}, [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
+  return collective("gflow:sparse_all_reduce", std::move(call), device_of(tensors), opts, {tensors},
+                    {}, [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
                       return inner.allreduce_sparse(outputs[0], opts);
                     });
 }
@@ -148,8 +148,8 @@ WorkPtr GflowBackend::allreduce_coalesced(Tensors& tensors,
                                           const c10d::AllreduceCoalescedOptions& opts) {
   auto call = describe(OpType::ALLREDUCE_COALESCED, tensors);
   call.reduce_op = opts.reduceOp.op_;
-  return collective("gflow:all_reduce", std::move(call), device_of(tensors), opts,
-                    {tensors}, {}, [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
+  return collective("gflow:all_reduce", std::move(call), device_of(tensors), opts, {tensors}, {},
+                    [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
                       return inner.allreduce_coalesced(outputs[0], opts);
                     });
 }
@@ -159,8 +159,8 @@ WorkPtr GflowBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) 
   call.complaint = arguments::check_in_place(tensors);
   call.reduce_op = opts.reduceOp.op_;
   call.root = static_cast<uint32_t>(opts.rootRank);
-  return collective("gflow:reduce", std::move(call), device_of(tensors), opts, {tensors},
-                    {}, [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
+  return collective("gflow:reduce", std::move(call), device_of(tensors), opts, {tensors}, {},
+                    [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
                       return inner.reduce(outputs[0], opts);
                     });
 }
@@ -169,8 +169,8 @@ WorkPtr GflowBackend::allgather(TensorLists& outputs, Tensors& inputs,
                                 const c10d::AllgatherOptions& opts) {
   auto call = describe(OpType::ALLGATHER, inputs);
   call.complaint = arguments::check_one_per_rank("outputs", outputs, inputs, size_);
-  return collective("gflow:all_gather", std::move(call), device_of(inputs), opts, outputs,
-                    {inputs}, [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
+  return collective("gflow:all_gather", std::move(call), device_of(inputs), opts, outputs, {inputs},
+                    [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
                       return inner.allgather(outputs, inputs[0], opts);
                     });
 }
@@ -179,9 +179,8 @@ WorkPtr GflowBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                       const c10d::AllgatherOptions& opts) {
   auto call = describe(OpType::_ALLGATHER_BASE, {input});
   call.complaint = arguments::check_parts("output", {output}, {input}, size_);
-  return collective("gflow:_all_gather_base", std::move(call), input.device(), opts,
-                    {{output}}, {{input}},
-                    [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
+  return collective("gflow:_all_gather_base", std::move(call), input.device(), opts, {{output}},
+                    {{input}}, [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
                       return inner._allgather_base(outputs[0][0], inputs[0][0], opts);
                     });
 }
@@ -190,8 +189,8 @@ WorkPtr GflowBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& opts) {
   auto call = describe(OpType::ALLGATHER_COALESCED, inputs);
   call.complaint = arguments::check_lists_per_rank(outputs, inputs, size_);
-  return collective("gflow:all_gather", std::move(call), device_of(inputs), opts, outputs,
-                    {inputs}, [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
+  return collective("gflow:all_gather", std::move(call), device_of(inputs), opts, outputs, {inputs},
+                    [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
                       return inner.allgather_coalesced(outputs, inputs[0], opts);
                     });
 }
@@ -213,8 +212,8 @@ WorkPtr GflowBackend::gather(TensorLists& outputs, Tensors& inputs,
     call.complaint = arguments::check_one_per_rank("outputs", outputs, inputs, size_);
   }
   call.root = static_cast<uint32_t>(opts.rootRank);
-  return collective("gflow:gather", std::move(call), device_of(inputs), opts, outputs,
-                    {inputs}, [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
+  return collective("gflow:gather", std::move(call), device_of(inputs), opts, outputs, {inputs},
+                    [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
                       return inner.gather(outputs, inputs[0], opts);
                     });
 }
@@ -227,8 +226,8 @@ WorkPtr GflowBackend::scatter(Tensors& outputs, TensorLists& inputs,
     call.complaint = arguments::check_one_per_rank("inputs", inputs, outputs, size_);
   }
   call.root = static_cast<uint32_t>(opts.rootRank);
-  return collective("gflow:scatter", std::move(call), device_of(outputs), opts, {outputs},
-                    inputs, [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
+  return collective("gflow:scatter", std::move(call), device_of(outputs), opts, {outputs}, inputs,
+                    [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
                       return inner.scatter(outputs[0], inputs, opts);
                     });
 }
@@ -238,9 +237,8 @@ WorkPtr GflowBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
   auto call = describe(OpType::REDUCE_SCATTER, flattened(inputs));
   call.complaint = arguments::check_one_per_rank("inputs", inputs, outputs, size_);
   call.reduce_op = opts.reduceOp.op_;
-  return collective("gflow:reduce_scatter", std::move(call), device_of(outputs), opts,
-                    {outputs}, inputs,
-                    [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
+  return collective("gflow:reduce_scatter", std::move(call), device_of(outputs), opts, {outputs},
+                    inputs, [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
                       return inner.reduce_scatter(outputs[0], inputs, opts);
                     });
 }
@@ -250,9 +248,8 @@ WorkPtr GflowBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input
   auto call = describe(OpType::_REDUCE_SCATTER_BASE, {input});
   call.complaint = arguments::check_parts("input", {input}, {output}, size_);
   call.reduce_op = opts.reduceOp.op_;
-  return collective("gflow:_reduce_scatter_base", std::move(call), input.device(), opts,
-                    {{output}}, {{input}},
-                    [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
+  return collective("gflow:_reduce_scatter_base", std::move(call), input.device(), opts, {{output}},
+                    {{input}}, [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
                       return inner._reduce_scatter_base(outputs[0][0], inputs[0][0], opts);
                     });
 }
@@ -262,9 +259,8 @@ WorkPtr GflowBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors&
   auto call = describe(OpType::REDUCE_SCATTER_TENSOR_COALESCED, inputs);
   call.complaint = arguments::check_parts("input", inputs, outputs, size_);
   call.reduce_op = opts.reduceOp.op_;
-  return collective("gflow:reduce_scatter", std::move(call), device_of(inputs), opts,
-                    {outputs}, {inputs},
-                    [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
+  return collective("gflow:reduce_scatter", std::move(call), device_of(inputs), opts, {outputs},
+                    {inputs}, [opts](Backend& inner, TensorLists& outputs, TensorLists& inputs) {
                       return inner.reduce_scatter_tensor_coalesced(outputs[0], inputs[0], opts);
                     });
 }
@@ -300,9 +296,8 @@ WorkPtr GflowBackend::alltoall(Tensors& outputs, Tensors& inputs,
 WorkPtr GflowBackend::barrier(const c10d::BarrierOptions& opts) {
   const bool cuda = !opts.device_ids.empty() || (opts.device && opts.device->is_cuda());
   return collective(
-      "gflow:barrier", describe(OpType::BARRIER, {}), at::Device(cuda ? at::kCUDA : at::kCPU),
-      opts, {}, {},
-      [opts](Backend& inner, TensorLists&, TensorLists&) { return inner.barrier(opts); });
+      "gflow:barrier", describe(OpType::BARRIER, {}), at::Device(cuda ? at::kCUDA : at::kCPU), opts,
+      {}, {}, [opts](Backend& inner, TensorLists&, TensorLists&) { return inner.barrier(opts); });
 }
 
 void GflowBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {

@@ -97,12 +97,10 @@ PYBIND11_MODULE(_C, m) {
           "entrance", [](const PyDoor& door) { return std::string(door.look().entrance()); });
   m.def("join", &join, no_gil, py::arg("door"), py::arg("group"), py::arg("rank"),
         py::arg("labels"), py::arg("addresses"), py::arg("hosts"), py::arg("entrances"),
-        py::arg("key"), py::arg("timeout"),
-        "Connects to the other ranks of a new group.");
+        py::arg("key"), py::arg("timeout"), "Connects to the other ranks of a new group.");
   py::class_<PyGroup>(m, "Group", "This rank's place in a group.")
-      .def_property_readonly("notice", [](const PyGroup& group) {
-        return std::string(group.look().notice());
-      });
+      .def_property_readonly(
+          "notice", [](const PyGroup& group) { return std::string(group.look().notice()); });
   m.def("make_backend", &make_backend, no_gil, py::arg("group"), py::arg("rank"), py::arg("size"),
         py::arg("timeout"), py::arg("gloo"), py::arg("cuda"));
   m.def("metrics", &metrics, py::arg("backend"));

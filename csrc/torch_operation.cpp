@@ -6,7 +6,6 @@
 #include <string_view>
 #include <typeinfo>
 
-
 namespace gflow {
 namespace {
 

@@ -33,7 +33,7 @@ const YIELDS: u32 = 4;
 
 impl Bell {
     #[cfg(test)]
-    pub fn new() -> Bell {
+    fn new() -> Bell {
         Bell { strokes: Futex::new(0), sleeping: AtomicU32::new(0) }
     }
 

@@ -10,8 +10,8 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    #[cfg(test)]
-    pub fn new() -> Counter {
+    #[cfg(all(test, loom))]
+    fn new() -> Counter {
         Counter(AtomicU64::new(0))
     }
 
