@@ -92,26 +92,14 @@ impl Local<'_> {
         let pieces = Pieces::new(tensor.bytes, places);
         self.flow(
             pieces.blocks(),
-            |hall, block| {
-                for owner in (0..places).filter(|owner| *owner != own) {
-                    let piece = tensor.part(pieces.range(owner, block));
-                    // SAFETY: the piece's place in the own block is free: see `flow`.
-                    unsafe { piece.copy_to(pieces.within(hall.block(own, block), owner)) };
-                }
-            },
+            |hall, block| pieces.show(tensor, hall, block),
             |hall, block| {
                 let piece = tensor.part(pieces.range(own, block));
-                let sources: Vec<*const u8> = (0..places)
-                    .map(|place| match place == own {
-                        true => piece.address,
-                        false => pieces.within(hall.block(place, block), own),
-                    })
-                    .map(<*mut u8>::cast_const)
-                    .collect();
+                let shown = pieces.shown(piece, hall, block);
                 let sums = [piece.address, pieces.within(hall.block(own, block), own)];
                 // SAFETY: all ranks have filled this block; this rank's shard of each is read by
                 // nobody else, and its place in the own block was left free for the sum.
-                unsafe { reducer.fold(&sources, &sums, piece.bytes, true) };
+                unsafe { reducer.fold(&shown, &sums, piece.bytes, true) };
             },
             |hall, block| {
                 for owner in (0..places).filter(|owner| *owner != own) {
@@ -131,31 +119,19 @@ impl Local<'_> {
         carriers: usize,
         reducer: &Reducer,
     ) -> Result<(), Failure> {
-        let (own, places) = (self.hall.own(), self.places());
+        let own = self.hall.own();
         let pieces = Pieces::new(tensor.bytes, carriers);
         self.flow(
             pieces.blocks(),
-            |hall, block| {
-                for owner in (0..carriers).filter(|owner| *owner != own) {
-                    let piece = tensor.part(pieces.range(owner, block));
-                    // SAFETY: the piece's place in the own block is free: see `flow`.
-                    unsafe { piece.copy_to(pieces.within(hall.block(own, block), owner)) };
-                }
-            },
+            |hall, block| pieces.show(tensor, hall, block),
             |hall, block| {
                 if own >= carriers {
                     return;
                 }
                 let piece = tensor.part(pieces.range(own, block));
-                let sources: Vec<*const u8> = (0..places)
-                    .map(|place| match place == own {
-                        true => piece.address,
-                        false => pieces.within(hall.block(place, block), own),
-                    })
-                    .map(<*mut u8>::cast_const)
-                    .collect();
+                let shown = pieces.shown(piece, hall, block);
                 // SAFETY: all ranks have filled this block, and the own shard is nobody else's.
-                unsafe { reducer.fold(&sources, &[piece.address], piece.bytes, false) };
+                unsafe { reducer.fold(&shown, &[piece.address], piece.bytes, false) };
             },
             |_, _| {},
         )
@@ -259,6 +235,26 @@ impl Pieces {
         let shard = chunk(self.bytes, self.owners, owner);
         let at = |block: usize| (shard.start + block * self.each).min(shard.end);
         at(block)..at(block + 1)
+    }
+
+    /// Puts what the other owners need of `tensor` into this rank's block.
+    fn show(&self, tensor: Span, hall: &Hall, block: usize) {
+        for owner in (0..self.owners).filter(|owner| *owner != hall.own()) {
+            let piece = tensor.part(self.range(owner, block));
+            // SAFETY: the piece's place in the own block is free: see `flow`.
+            unsafe { piece.copy_to(self.within(hall.block(hall.own(), block), owner)) };
+        }
+    }
+
+    /// Where the pieces of this rank's shard are, by place: the own one where it was.
+    fn shown(&self, own_piece: Span, hall: &Hall, block: usize) -> Vec<*const u8> {
+        let own = hall.own();
+        (0..hall.ranks().len())
+            .map(|place| match place == own {
+                true => own_piece.address.cast_const(),
+                false => self.within(hall.block(place, block), own).cast_const(),
+            })
+            .collect()
     }
 
     /// Where in a block the piece of `owner` is.
