@@ -148,12 +148,14 @@ impl Tensor {
 /// A collective on some tensors.
 struct OnTensors {
     memory: Memory,
+    /// Why it cannot get ready, if it cannot.
+    obstacle: Option<&'static str>,
     settled: Mutex<Option<Sender<Option<String>>>>,
 }
 
 impl Operation for OnTensors {
     fn prepare(&self) -> Result<()> {
-        Ok(())
+        self.obstacle.map_or(Ok(()), |what| Err(Error::Operation(what.into())))
     }
     fn open(&self) -> Result<Memory> {
         Ok(self.memory.clone())
@@ -209,7 +211,7 @@ fn run(members: &[Member], call: &Call, memories: Vec<Memory>) {
             scope.spawn(move || {
                 let (sender, settled) = channel();
                 let settle = Mutex::new(Some(sender));
-                let operation = Arc::new(OnTensors { memory, settled: settle });
+                let operation = Arc::new(OnTensors { memory, obstacle: None, settled: settle });
                 if rank % 2 == 0 {
                     member.engine.submit_and_wait(call.clone(), operation).unwrap();
                 } else {
@@ -368,6 +370,30 @@ fn ranks_that_cannot_share_memory_use_tcp_and_one_of_them_says_so() {
     assert_eq!(told, [false, false, true, false]);
     assert!(notices[2].starts_with("ranks 2, 3 of this host cannot share memory ("), "{notices:?}");
     check(&members, 6);
+}
+
+#[test]
+fn a_rank_that_cannot_get_ready_is_named_by_all_and_the_group_goes_on() {
+    for hosts in [[0, 0], [0, 1]] {
+        let members = group(&hosts);
+        std::thread::scope(|scope| {
+            for (rank, member) in members.iter().enumerate() {
+                scope.spawn(move || {
+                    let (sender, settled) = channel();
+                    let operation = Arc::new(OnTensors {
+                        memory: Memory { inputs: Vec::new(), outputs: vec![Span::of(&mut [])] },
+                        obstacle: (rank == 1).then_some("no memory for a copy"),
+                        settled: Mutex::new(Some(sender)),
+                    });
+                    member.engine.submit(call(Kind::AllReduce, 6, 0, 0, 0), operation).unwrap();
+                    let text = settled.recv_timeout(Duration::from_secs(30)).unwrap().unwrap();
+                    let expected = "rank 1 cannot take part: no memory for a copy";
+                    assert!(text.contains(expected), "{text}");
+                });
+            }
+        });
+        check_all_reduce(&members, I32, 70_001, 3, &|_| false);
+    }
 }
 
 #[test]
