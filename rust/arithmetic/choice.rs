@@ -4,18 +4,14 @@
 use super::element::{Element, Reduction};
 use super::instructions::Instructions;
 use super::kernel::{self, Both, Kernel};
-use super::number::{Real, Stored};
+use super::number::{Divisible, Stored};
 use super::operation::{Average, Max, Min, Product, Sum};
 #[cfg(target_arch = "x86_64")]
 use super::packed::{F16x16, F16x32};
 use super::sixteen::{BF16, BF16x2, F16};
 
-/// The kernel to call, or None for an average of integers.
-pub fn kernel_for(
-    instructions: Instructions,
-    element: Element,
-    reduction: Reduction,
-) -> Option<Kernel> {
+/// The kernel to call.
+pub fn kernel_for(instructions: Instructions, element: Element, reduction: Reduction) -> Kernel {
     match instructions {
         Instructions::Portable => for_element::<Portable>(element, reduction),
         #[cfg(target_arch = "x86_64")]
@@ -27,7 +23,7 @@ pub fn kernel_for(
 
 trait InstructionSet {
     /// Half-precision floats, by as many as are best taken at a time.
-    type F16: Stored<Number: Real>;
+    type F16: Stored<Number: Divisible>;
     fn kernel<P: Stored, S: Stored, O: Both<P, S>>() -> Kernel;
 }
 
@@ -63,24 +59,24 @@ impl InstructionSet for Avx512 {
     }
 }
 
-fn for_element<I: InstructionSet>(element: Element, reduction: Reduction) -> Option<Kernel> {
+fn for_element<I: InstructionSet>(element: Element, reduction: Reduction) -> Kernel {
     match element {
-        Element::F32 => Some(for_real::<I, f32, f32>(reduction)),
-        Element::F64 => Some(for_real::<I, f64, f64>(reduction)),
-        Element::F16 => Some(for_real::<I, I::F16, F16>(reduction)),
-        Element::BF16 => Some(for_real::<I, BF16x2, BF16>(reduction)),
-        Element::I8 => for_integer::<I, i8>(reduction),
-        Element::U8 => for_integer::<I, u8>(reduction),
-        Element::I32 => for_integer::<I, i32>(reduction),
-        Element::I64 => for_integer::<I, i64>(reduction),
+        Element::F32 => for_types::<I, f32, f32>(reduction),
+        Element::F64 => for_types::<I, f64, f64>(reduction),
+        Element::F16 => for_types::<I, I::F16, F16>(reduction),
+        Element::BF16 => for_types::<I, BF16x2, BF16>(reduction),
+        Element::I8 => for_types::<I, i8, i8>(reduction),
+        Element::U8 => for_types::<I, u8, u8>(reduction),
+        Element::I32 => for_types::<I, i32, i32>(reduction),
+        Element::I64 => for_types::<I, i64, i64>(reduction),
     }
 }
 
-fn for_real<I, P, S>(reduction: Reduction) -> Kernel
+fn for_types<I, P, S>(reduction: Reduction) -> Kernel
 where
     I: InstructionSet,
-    P: Stored<Number: Real>,
-    S: Stored<Number: Real>,
+    P: Stored<Number: Divisible>,
+    S: Stored<Number: Divisible>,
 {
     match reduction {
         Reduction::Sum => I::kernel::<P, S, Sum>(),
@@ -88,15 +84,5 @@ where
         Reduction::Product => I::kernel::<P, S, Product>(),
         Reduction::Min => I::kernel::<P, S, Min>(),
         Reduction::Max => I::kernel::<P, S, Max>(),
-    }
-}
-
-fn for_integer<I: InstructionSet, T: Stored>(reduction: Reduction) -> Option<Kernel> {
-    match reduction {
-        Reduction::Sum => Some(I::kernel::<T, T, Sum>()),
-        Reduction::Avg => None,
-        Reduction::Product => Some(I::kernel::<T, T, Product>()),
-        Reduction::Min => Some(I::kernel::<T, T, Min>()),
-        Reduction::Max => Some(I::kernel::<T, T, Max>()),
     }
 }

@@ -13,8 +13,8 @@ pub trait Number: Copy {
     fn larger(self, other: Self) -> Self;
 }
 
-/// A number that can be divided without leaving its type.
-pub trait Real: Number {
+/// A number that can be divided: floats exactly as they can, integers towards zero.
+pub trait Divisible: Number {
     fn divide(self, by: usize) -> Self;
 }
 
@@ -56,7 +56,7 @@ impl<N: Number> Number for Pair<N> {
     }
 }
 
-impl<N: Real> Real for Pair<N> {
+impl<N: Divisible> Divisible for Pair<N> {
     #[inline(always)]
     fn divide(self, by: usize) -> Self {
         Pair(self.0.divide(by), self.1.divide(by))
@@ -90,7 +90,7 @@ macro_rules! float {
             }
         }
 
-        impl Real for $float {
+        impl Divisible for $float {
             #[inline(always)]
             fn divide(self, by: usize) -> Self {
                 self / by as $float
@@ -120,6 +120,14 @@ macro_rules! integer {
             #[inline(always)]
             fn larger(self, other: Self) -> Self {
                 self.max(other)
+            }
+        }
+
+        impl Divisible for $integer {
+            #[inline(always)]
+            fn divide(self, by: usize) -> Self {
+                // Wider, because the number of ranks may not fit into the type.
+                (self as i64).wrapping_div(by as i64) as $integer
             }
         }
     };

@@ -1,7 +1,7 @@
 //! The operations that a kernel is compiled for. An operation must never depend on where an
 //! element lies or on how many there are: the tail of a buffer is folded like its middle.
 
-use super::number::{Number, Real};
+use super::number::{Divisible, Number};
 
 pub trait Operation<N> {
     /// Whether `finish` changes anything; a lone source that it does not change is only copied.
@@ -30,7 +30,7 @@ impl<N: Number> Operation<N> for Sum {
     }
 }
 
-impl<N: Real> Operation<N> for Average {
+impl<N: Divisible> Operation<N> for Average {
     const FINISHES: bool = true;
 
     #[inline(always)]

@@ -4,7 +4,7 @@
 //! The types here must never be named but by the kernels of their instruction set; that is what
 //! makes each `unsafe` here sound.
 
-use super::number::{Number, Pair, Real, Stored};
+use super::number::{Divisible, Number, Pair, Stored};
 use std::arch::x86_64::*;
 
 /// A register full of half-precision floats in memory, for AVX2 with F16C.
@@ -116,7 +116,7 @@ macro_rules! register {
             }
         }
 
-        impl Real for $numbers {
+        impl Divisible for $numbers {
             #[inline(always)]
             fn divide(self, by: usize) -> Self {
                 // SAFETY: as for `add`.

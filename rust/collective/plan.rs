@@ -31,7 +31,7 @@ impl Plan {
             Kind::AllReduce => {
                 let element = Element::from_torch(view.dtype)?;
                 let reduction = Reduction::from_torch(view.reduce_op)?;
-                Reducer::new(element, reduction, size).map(Plan::AllReduce)
+                Some(Plan::AllReduce(Reducer::new(element, reduction, size)))
             }
             Kind::Broadcast => {
                 let root = usize::try_from(view.root).ok().filter(|root| *root < size)?;
