@@ -373,6 +373,18 @@ fn ranks_that_cannot_share_memory_use_tcp_and_one_of_them_says_so() {
 }
 
 #[test]
+fn tensors_that_all_live_in_arenas_are_added_up_where_they_are() {
+    let members = group(&[0, 0]);
+    let steps = || members[0].engine.shared.fabric().local(soon()).unwrap().hall.steps();
+    let before = steps();
+    check_all_reduce(&members, I32, 1_000_003, 2, &|_| true);
+    // One step, to meet when the sums are written; a block on its way would take nine or more.
+    assert_eq!(steps() - before, 1);
+    check_all_reduce(&members, I32, 1_000_003, 2, &|rank| rank == 0);
+    assert!(steps() - before > 9);
+}
+
+#[test]
 fn a_rank_that_cannot_get_ready_is_named_by_all_and_the_group_goes_on() {
     for hosts in [[0, 0], [0, 1]] {
         let members = group(&hosts);

@@ -18,8 +18,8 @@ pub const MESSAGE_BYTES: usize = crate::transport::frame::MAX_PAYLOAD;
 /// Blocks of tensors on their way: so many can be filled, summed or emptied at a time.
 pub const BLOCK_SLOTS: usize = 4;
 /// Small enough that blocks stay in the cache that the ranks share, large enough that a rank which
-/// has to wait for a core does not wait often. (Measured with `gflow bench allreduce`: with 128 KiB
-/// a quarter as fast on a busy machine, with 2 MiB a third slower for 4 ranks on 2 cores.)
+/// has to wait for a core does not wait often. (25 MiB on 2 cores: with 128 KiB less than half as
+/// fast for 2 ranks, with 2 MiB a third slower for 4.)
 pub const BLOCK_BYTES: usize = 512 * 1024;
 
 const PAGE: usize = 4096;
