@@ -373,6 +373,29 @@ fn ranks_that_cannot_share_memory_use_tcp_and_one_of_them_says_so() {
 }
 
 #[test]
+fn what_a_rank_has_shown_is_void_once_it_has_given_up() {
+    for hosts in [[0, 0], [0, 1]] {
+        let members = group(&hosts);
+        let barrier = |rank: usize, timeout| {
+            let (sender, settled) = channel();
+            let operation = Arc::new(OnTensors {
+                memory: Memory::default(),
+                obstacle: None,
+                settled: Mutex::new(Some(sender)),
+            });
+            let call = Call { timeout, ..call(Kind::Barrier, 0, 0, 0, 0) };
+            members[rank].engine.submit(call, operation).unwrap();
+            settled.recv_timeout(Duration::from_secs(30)).unwrap().expect("it fails")
+        };
+        let early = barrier(0, Duration::from_millis(50));
+        assert!(early.contains("Timed out") && early.contains("rank 1"), "{early}");
+        // It comes too late: the other is not at the barrier any more.
+        let late = barrier(1, Duration::from_secs(20));
+        assert!(late.contains("lost rank 0") && late.contains("it gave up"), "{late}");
+    }
+}
+
+#[test]
 fn tensors_that_all_live_in_arenas_are_added_up_where_they_are() {
     let members = group(&[0, 0]);
     let steps = || members[0].engine.shared.fabric().local(soon()).unwrap().hall.steps();
