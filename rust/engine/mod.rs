@@ -1,7 +1,8 @@
 //! The engine of a group: a queue, one worker thread, and hands for what may block.
 //!
-//! `submit` never blocks, unless the caller asks to wait. Whatever is submitted is settled exactly once, by whoever ran it, by
-//! `abort` or by `close`. Nothing here may wait without a bound for a thread that may be stuck.
+//! `submit` never blocks, unless the caller asks to wait. Whatever is submitted is settled exactly
+//! once, by whoever ran it, by `abort` or by `close`. Nothing here may wait without a bound for a
+//! thread that may be stuck.
 
 mod hands;
 pub mod operation;
