@@ -3,6 +3,11 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_as_real.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+
+#include "caller.h"
 
 namespace gflow {
 
@@ -26,25 +31,63 @@ at::Tensor BucketMemory::allocate(int64_t numel, const at::TensorOptions& option
   // remembered: complex gradients are exchanged exactly.
   if (tensor.is_complex()) return at::view_as_real(tensor).reshape(-1);
   auto* storage = tensor.storage().unsafeGetStorageImpl();
+  const bool lasts = torch::autograd::get_current_graph_task_id() < 0;
   std::lock_guard<std::mutex> lock(mutex_);
-  std::erase_if(buckets_, [](const auto& entry) { return entry.second.storage.expired(); });
+  clean_up();
   if (storage->nbytes() > 0) {
     auto owner = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage);
     buckets_.insert_or_assign(
-        storage->data(),
-        Bucket{c10::weak_intrusive_ptr<c10::StorageImpl>(owner), storage->nbytes()});
+        storage->data(), Bucket{c10::weak_intrusive_ptr<c10::StorageImpl>(owner), storage->nbytes(),
+                                lasts ? ++newest_ : kUnnumbered, std::nullopt});
   }
   return tensor;
 }
 
-bool BucketMemory::holds(const at::Tensor& tensor) {
-  if (!tensor.has_storage() || !tensor.is_contiguous()) return false;
+std::optional<uint32_t> BucketMemory::find(const at::Tensor& tensor) {
+  if (!tensor.has_storage() || !tensor.is_contiguous()) return std::nullopt;
   const auto* storage = tensor.storage().unsafeGetStorageImpl();
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   auto found = buckets_.find(tensor.const_data_ptr());
-  if (found == buckets_.end()) return false;
-  auto owner = found->second.storage.lock();
-  return owner.get() == storage && found->second.nbytes == tensor.nbytes();
+  if (found == buckets_.end()) return std::nullopt;
+  const auto owner = found->second.storage.lock();
+  if (owner.get() != storage || found->second.nbytes != tensor.nbytes()) return std::nullopt;
+  const auto number = found->second.number;
+  const auto has_hook = found->second.has_hook;
+  if (!found->second.parameter) found->second.parameter = current_parameter();
+  if (has_hook) return *has_hook ? std::nullopt : std::optional(number);
+  // Not with the lock held: it takes Python's.
+  lock.unlock();
+  const bool by_hook = !called_by_autograd_itself();
+  lock.lock();
+  found = buckets_.find(tensor.const_data_ptr());
+  if (found != buckets_.end() && found->second.number == number) found->second.has_hook = by_hook;
+  return by_hook ? std::nullopt : std::optional(number);
+}
+
+std::vector<BucketMemory::Listed> BucketMemory::list() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  clean_up();
+  std::vector<Listed> listed;
+  for (const auto& [address, bucket] : buckets_) {
+    if (bucket.number == kUnnumbered) continue;
+    listed.push_back({bucket.number, bucket.nbytes, bucket.parameter});
+  }
+  std::ranges::sort(listed, {}, &Listed::number);
+  return listed;
+}
+
+std::vector<uint32_t> BucketMemory::take_gone() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  clean_up();
+  return std::exchange(gone_, {});
+}
+
+void BucketMemory::clean_up() {
+  std::erase_if(buckets_, [&](const auto& entry) {
+    if (!entry.second.storage.expired()) return false;
+    if (entry.second.number != kUnnumbered) gone_.push_back(entry.second.number);
+    return true;
+  });
 }
 
 }  // namespace gflow

@@ -6,7 +6,9 @@
 #include <c10/core/StorageImpl.h>
 
 #include <mutex>
+#include <optional>
 #include <unordered_map>
+#include <vector>
 
 #include "rust/bridge.rs.h"
 
@@ -14,23 +16,54 @@ namespace gflow {
 
 class BucketMemory {
  public:
+  // Stands for a bucket that has no number.
+  static constexpr uint32_t kUnnumbered = 0;
+
+  // A bucket as others see it.
+  struct Listed {
+    uint32_t number;
+    size_t nbytes;
+    // Of a parameter of its model; null until it has been exchanged.
+    const void* parameter;
+  };
+
   // A flat tensor for the Reducer, remembered while its storage lives. It lies in `shared`, which
-  // the ranks of this host can reach, or in ordinary memory if that has no address.
+  // the ranks of this host can reach, or in ordinary memory if that has no address. Buckets are
+  // numbered from 1 in the order in which they are made, which is the same on all ranks: the
+  // Reducer makes them together. One that is made in the middle of a backward pass lives for that
+  // pass only and has no number.
   at::Tensor allocate(int64_t numel, const at::TensorOptions& options,
                       rust::Box<SharedMemory> shared);
 
-  // Whether `tensor` is the whole of a storage that allocate() made and that is still alive.
-  // Pointers alone do not tell: freed memory is handed out again.
-  bool holds(const at::Tensor& tensor);
+  // The number of the bucket that `tensor` is, if it is the whole of a storage that allocate() made
+  // and that is still alive, and the Reducer itself brings it. Pointers alone do not tell: freed
+  // memory is handed out again.
+  std::optional<uint32_t> find(const at::Tensor& tensor);
+
+  // The numbered buckets that are alive, in their order.
+  std::vector<Listed> list();
+
+  // The numbers of buckets that have gone since the last call.
+  std::vector<uint32_t> take_gone();
 
  private:
   struct Bucket {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     size_t nbytes;
+    uint32_t number;
+    // Whether a hook of the user's brings it; found out when it comes for the first time, because
+    // a hook is registered before that or never.
+    std::optional<bool> has_hook;
+    const void* parameter = nullptr;
   };
+
+  // Takes out what is gone. With the lock held.
+  void clean_up();
 
   std::mutex mutex_;
   std::unordered_map<const void*, Bucket> buckets_;
+  uint32_t newest_ = kUnnumbered;
+  std::vector<uint32_t> gone_;
 };
 
 }  // namespace gflow

@@ -1,11 +1,13 @@
 #include "gflow_backend.h"
 
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "arguments.h"
 #include "describe.h"
 #include "exchanged_tensors.h"
 #include "gil.h"
+#include "tell_user.h"
 #include "torch_operation.h"
 
 namespace gflow {
@@ -82,6 +84,13 @@ WorkPtr GflowBackend::collective(const char* title, CallDescription call, at::De
   call.timeout_ms = static_cast<uint64_t>(limit.count());
   auto work = c10::make_intrusive<GflowWork>(rank_, static_cast<OpType>(call.kind), title, outputs,
                                              limit, flattened(inputs.empty() ? outputs : inputs));
+  if (call.bucket != BucketMemory::kUnnumbered) {
+    // It may be held back to be exchanged with others.
+    work->before_wait([weak = c10::weak_intrusive_ptr<GflowBackend>(
+                           c10::intrusive_ptr<GflowBackend>::reclaim_copy(this))] {
+      if (auto backend = weak.lock()) backend->group_->flush();
+    });
+  }
   auto tensors = std::make_shared<ExchangedTensors>(std::move(outputs), std::move(inputs));
   TorchOperation::Steps steps{
       .prepare = [tensors] { tensors->make_contiguous(); },
@@ -105,6 +114,14 @@ WorkPtr GflowBackend::collective(const char* title, CallDescription call, at::De
 // Collectives, each described by the tensors that must be alike on all ranks.
 
 WorkPtr GflowBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+  if (opts.rootRank == rank_ && tensors.size() == 1) {
+    std::lock_guard<std::mutex> lock(replacements_mutex_);
+    if (!replacements_.empty() && tensors[0].sizes() == replacements_.front().sizes() &&
+        tensors[0].scalar_type() == replacements_.front().scalar_type()) {
+      tensors[0].copy_(replacements_.front());
+      replacements_.pop_front();
+    }
+  }
   auto call = describe(OpType::BROADCAST, tensors);
   call.complaint = arguments::check_in_place(tensors);
   call.root = static_cast<uint32_t>(opts.rootRank);
@@ -114,11 +131,31 @@ WorkPtr GflowBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& 
                     });
 }
 
-// A tensor is a gradient bucket if the Reducer got its memory here and this is a backward pass.
-// Everything else a user may reduce, also inside a backward pass, stays exact.
-bool GflowBackend::is_gradient_bucket(const Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  return tensors.size() == 1 && opts.reduceOp == c10d::ReduceOp::SUM &&
-         torch::autograd::get_current_graph_task_id() >= 0 && buckets_.holds(tensors.front());
+// A tensor is a gradient bucket if the Reducer got its memory here, brings it itself, and this is a
+// backward pass. Everything else a user may reduce, also inside a backward pass, stays exact.
+std::optional<uint32_t> GflowBackend::gradient_bucket(const Tensors& tensors,
+                                                      const c10d::AllreduceOptions& opts) {
+  if (tensors.size() != 1 || opts.reduceOp != c10d::ReduceOp::SUM ||
+      torch::autograd::get_current_graph_task_id() < 0) {
+    return std::nullopt;
+  }
+  return buckets_.find(tensors.front());
+}
+
+// The Reducer waits for Futures, which cannot be seen from here, so the engine would not know when
+// to stop waiting for more buckets. A callback that autograd runs at the end of the backward pass
+// tells it; queued at the first bucket, it comes before the Reducer's own, which waits.
+void GflowBackend::await_end_of_pass() {
+  const int pass = torch::autograd::get_current_graph_task_id();
+  if (awaited_pass_.exchange(pass) == pass) return;
+  auto self = c10::intrusive_ptr<GflowBackend>::reclaim_copy(this);
+  torch::autograd::Engine::get_default_engine().queue_callback([self] { self->end_of_pass(); });
+}
+
+void GflowBackend::end_of_pass() {
+  group_->end_of_pass();
+  const std::string announcement(group_->announcement());
+  if (!announcement.empty()) tell_user(announcement);
 }
 
 WorkPtr GflowBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
@@ -127,7 +164,11 @@ WorkPtr GflowBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& 
   auto call = describe(sparse ? OpType::_ALLREDUCE_SPARSE : OpType::ALLREDUCE, tensors);
   call.complaint = arguments::check_in_place(tensors);
   call.reduce_op = opts.reduceOp.op_;
-  call.gradient = is_gradient_bucket(tensors, opts);
+  if (const auto bucket = gradient_bucket(tensors, opts)) {
+    call.gradient = true;
+    call.bucket = *bucket;
+    await_end_of_pass();
+  }
   return collective("gflow:all_reduce", std::move(call), device_of(tensors), opts, {tensors}, {},
                     [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
                       return inner.allreduce(outputs[0], opts);
@@ -370,9 +411,42 @@ at::Tensor GflowBackend::allocateTensor(long size, at::TensorOptions options) {
   if (options.device().is_cpu()) {
     const auto bytes = static_cast<size_t>(size) * options.dtype().itemsize();
     auto shared = as_backend_error([&] { return group_->allocate(bytes); });
+    forget_what_is_gone();
     return buckets_.allocate(size, options, std::move(shared));
   }
   return inner_for(options.device()).allocateTensor(size, options);
+}
+
+// What is kept of gradients.
+
+void GflowBackend::forget_what_is_gone() {
+  const auto gone = buckets_.take_gone();
+  group_->forget({gone.data(), gone.size()});
+}
+
+BucketState GflowBackend::bucket_state(uint32_t number) const {
+  return as_backend_error([&] { return group_->bucket_state(number, timeout_ms()); });
+}
+
+void GflowBackend::load_bucket(uint32_t number, BucketState state) {
+  as_backend_error([&] { group_->load_bucket(number, std::move(state), timeout_ms()); });
+}
+
+void GflowBackend::set_momentum(float factor, bool nesterov) {
+  as_backend_error([&] { group_->set_momentum(factor, nesterov, timeout_ms()); });
+}
+
+void GflowBackend::keep_for_undo(bool is_wanted) {
+  as_backend_error([&] { group_->keep_for_undo(is_wanted, timeout_ms()); });
+}
+
+void GflowBackend::take_note_of_step(bool skipped, float factor) {
+  as_backend_error([&] { group_->take_note_of_step(skipped, factor, timeout_ms()); });
+}
+
+void GflowBackend::replace_broadcasts(Tensors replacements) {
+  std::lock_guard<std::mutex> lock(replacements_mutex_);
+  replacements_.assign(replacements.begin(), replacements.end());
 }
 
 // The life of the group.

@@ -10,6 +10,9 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
+#include <mutex>
+#include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "bucket_memory.h"
@@ -94,6 +97,21 @@ class GflowBackend : public Backend {
 
   MetricsSnapshot metrics() const { return group_->metrics(); }
 
+  // What is kept of gradients from step to step. Each waits until all that was called is over.
+  std::vector<BucketMemory::Listed> buckets() { return buckets_.list(); }
+  Place topology() const { return group_->topology(); }
+  ByteRange shard_of(size_t bytes) const { return group_->shard_of(bytes); }
+  BucketState bucket_state(uint32_t number) const;
+  void load_bucket(uint32_t number, BucketState state);
+  void set_momentum(float factor, bool nesterov);
+  void keep_for_undo(bool is_wanted);
+  void take_note_of_step(bool skipped, float factor);
+
+  // The next broadcasts from this rank send these instead, one after the other, where type and size
+  // are the same. So DDP, which broadcasts how it lays out its buckets, gets the layout that it had
+  // when a state was saved.
+  void replace_broadcasts(Tensors replacements);
+
  private:
   // The inner backend for tensors on `device`, or an error that says what this group serves.
   Backend& inner_for(at::Device device) const;
@@ -109,7 +127,18 @@ class GflowBackend : public Backend {
   WorkPtr message(c10d::OpType kind, const char* title, const at::Tensor& tensor, int peer,
                   std::function<void(GflowWork&)> rest);
 
-  bool is_gradient_bucket(const Tensors& tensors, const c10d::AllreduceOptions& opts);
+  // The number of the gradient bucket that this call is for, if it is for one.
+  std::optional<uint32_t> gradient_bucket(const Tensors& tensors,
+                                          const c10d::AllreduceOptions& opts);
+
+  // Tells the engine which buckets have gone, so that nothing is kept of them.
+  void forget_what_is_gone();
+
+  // Has the engine told when the backward pass that is running is over.
+  void await_end_of_pass();
+  void end_of_pass();
+
+  uint64_t timeout_ms() const { return static_cast<uint64_t>(timeout_.load().count()); }
 
   const c10::intrusive_ptr<Options> options_;
   std::atomic<Milliseconds> timeout_;
@@ -117,6 +146,10 @@ class GflowBackend : public Backend {
   const c10::intrusive_ptr<Backend> cuda_;
   BucketMemory buckets_;
   PointToPoint messages_;
+  // The backward pass whose end is awaited; autograd numbers them.
+  std::atomic<int> awaited_pass_{-1};
+  std::mutex replacements_mutex_;
+  std::deque<at::Tensor> replacements_;
   const rust::Box<Group> group_;
 };
 

@@ -10,6 +10,7 @@ GflowWork::GflowWork(int rank, c10d::OpType kind, const char* title, TensorLists
     : c10d::Work(rank, kind, title, inputs), results_(std::move(results)), timeout_(timeout) {}
 
 bool GflowWork::wait(std::chrono::milliseconds timeout) {
+  if (before_wait_ && !isCompleted()) before_wait_();
   if (limits_waits_ && timeout == kNoTimeout && !completed_within(timeout_)) {
     C10_THROW_ERROR(DistBackendError,
                     c10::str("gflow: Timed out after ", timeout_.count(), " ms, waiting for ",

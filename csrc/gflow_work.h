@@ -5,6 +5,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <atomic>
+#include <functional>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 namespace gflow {
@@ -31,6 +32,9 @@ class GflowWork : public c10d::Work {
   // Makes wait() give up after the timeout of this work, without ending the operation.
   void limit_waits() { limits_waits_ = true; }
 
+  // Is called before anybody waits who would have to.
+  void before_wait(std::function<void()> action) { before_wait_ = std::move(action); }
+
   void set_seq(uint64_t seq) { seq_ = seq; }
   void set_source(int rank) { source_ = rank; }
 
@@ -51,6 +55,7 @@ class GflowWork : public c10d::Work {
   std::atomic<int> source_{-1};
   // Made when somebody asks, because completing one costs more than a small collective.
   c10::intrusive_ptr<c10::ivalue::Future> future_;
+  std::function<void()> before_wait_;
   bool settled_ = false;
   bool limits_waits_ = false;
 };

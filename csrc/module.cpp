@@ -48,8 +48,12 @@ rust::Vec<rust::String> to_rust(const Strings& strings) {
 
 PyGroup join(PyDoor& door, const std::string& group, int rank, const Strings& labels,
              const Strings& addresses, const Strings& hosts, const Strings& entrances,
-             const std::string& key, std::chrono::milliseconds timeout) {
+             const std::string& key, std::chrono::milliseconds timeout, bool compress,
+             double density, uint64_t chunk, uint64_t warmup_steps, uint64_t ramp_steps,
+             const std::string& wire, uint64_t fusion_bytes, float momentum) {
   Membership membership{};
+  membership.compression =
+      Compression{compress, density, chunk, warmup_steps, ramp_steps, wire, fusion_bytes, momentum};
   membership.group = group;
   membership.rank = static_cast<uint32_t>(rank);
   membership.labels = to_rust(labels);
@@ -66,18 +70,85 @@ BackendPtr make_backend(PyGroup& group, int rank, int size, std::chrono::millise
   return c10::make_intrusive<GflowBackend>(rank, size, timeout, group.take(), gloo, cuda);
 }
 
-py::dict metrics(const BackendPtr& backend) {
-  const auto* gflow = dynamic_cast<const GflowBackend*>(backend.get());
+GflowBackend& gflow_backend(const BackendPtr& backend) {
+  auto* gflow = dynamic_cast<GflowBackend*>(backend.get());
   TORCH_CHECK_TYPE(gflow, "gflow: expected a gflow backend, got ", backend->getBackendName());
-  const auto snapshot = gflow->metrics();
+  return *gflow;
+}
+
+py::dict metrics(const BackendPtr& backend) {
+  const auto snapshot = gflow_backend(backend).metrics();
   py::dict by_kind;
   for (const auto& entry : snapshot.by_kind)
     by_kind[py::str(std::string(entry.name))] = entry.count;
+  py::list buckets;
+  for (const auto& one : snapshot.buckets) {
+    buckets.append(py::dict(
+        py::arg("number") = one.number, py::arg("steps") = one.steps,
+        py::arg("gradient_bytes") = one.gradient_bytes,
+        py::arg("carried_bytes") = one.carried_bytes, py::arg("wire_bytes") = one.wire_bytes,
+        py::arg("density") = one.density, py::arg("residual_ratio") = one.residual_ratio));
+  }
+  py::dict stages;
+  for (const auto& stage : snapshot.stages)
+    stages[py::str(std::string(stage.name))] = stage.seconds;
   return py::dict(py::arg("hosts") = snapshot.hosts, py::arg("ranks_here") = snapshot.ranks_here,
+                  py::arg("compresses") = snapshot.compresses, py::arg("buckets") = buckets,
+                  py::arg("other_carried_bytes") = snapshot.other_carried_bytes,
+                  py::arg("other_wire_bytes") = snapshot.other_wire_bytes,
+                  py::arg("stage_seconds") = stages,
+                  py::arg("hidden_seconds") = snapshot.hidden_seconds,
+                  py::arg("exposed_seconds") = snapshot.exposed_seconds,
                   py::arg("gradient_buckets") = snapshot.gradient_buckets,
                   py::arg("gradient_bytes") = snapshot.gradient_bytes,
                   py::arg("exact_tensors") = snapshot.exact_tensors,
                   py::arg("exact_bytes") = snapshot.exact_bytes, py::arg("collectives") = by_kind);
+}
+
+using LiveBucket = std::tuple<uint32_t, size_t, size_t>;
+
+std::vector<LiveBucket> live_buckets(const BackendPtr& backend) {
+  std::vector<LiveBucket> live;
+  for (const auto& one : gflow_backend(backend).buckets()) {
+    live.emplace_back(one.number, one.nbytes, reinterpret_cast<size_t>(one.parameter));
+  }
+  return live;
+}
+
+std::tuple<size_t, size_t, size_t, size_t> topology(const BackendPtr& backend) {
+  const auto topology = gflow_backend(backend).topology();
+  return {topology.hosts, topology.carriers, topology.host, topology.place};
+}
+
+std::pair<size_t, size_t> shard_of(const BackendPtr& backend, size_t bytes) {
+  const auto range = gflow_backend(backend).shard_of(bytes);
+  return {range.start, range.end};
+}
+
+at::Tensor to_tensor(const rust::Vec<float>& values) {
+  auto tensor = at::empty({static_cast<int64_t>(values.size())}, at::kFloat);
+  std::copy(values.begin(), values.end(), tensor.mutable_data_ptr<float>());
+  return tensor;
+}
+
+rust::Vec<float> to_rust(const at::Tensor& tensor) {
+  const auto flat = tensor.to(at::kCPU, at::kFloat).contiguous();
+  rust::Vec<float> values;
+  values.reserve(flat.numel());
+  std::copy_n(flat.const_data_ptr<float>(), flat.numel(), std::back_inserter(values));
+  return values;
+}
+
+std::tuple<uint64_t, at::Tensor, at::Tensor> bucket_state(const BackendPtr& backend,
+                                                          uint32_t number) {
+  const auto state = gflow_backend(backend).bucket_state(number);
+  return {state.step, to_tensor(state.residual), to_tensor(state.velocity)};
+}
+
+void load_bucket(const BackendPtr& backend, uint32_t number, uint64_t step,
+                 const at::Tensor& residual, const at::Tensor& velocity) {
+  gflow_backend(backend).load_bucket(number,
+                                     BucketState{step, to_rust(residual), to_rust(velocity)});
 }
 
 }  // namespace
@@ -97,13 +168,51 @@ PYBIND11_MODULE(_C, m) {
           "entrance", [](const PyDoor& door) { return std::string(door.look().entrance()); });
   m.def("join", &join, no_gil, py::arg("door"), py::arg("group"), py::arg("rank"),
         py::arg("labels"), py::arg("addresses"), py::arg("hosts"), py::arg("entrances"),
-        py::arg("key"), py::arg("timeout"), "Connects to the other ranks of a new group.");
+        py::arg("key"), py::arg("timeout"), py::arg("compress"), py::arg("density"),
+        py::arg("chunk"), py::arg("warmup_steps"), py::arg("ramp_steps"), py::arg("wire"),
+        py::arg("fusion_bytes"), py::arg("momentum"),
+        "Connects to the other ranks of a new group.");
   py::class_<PyGroup>(m, "Group", "This rank's place in a group.")
       .def_property_readonly(
           "notice", [](const PyGroup& group) { return std::string(group.look().notice()); });
   m.def("make_backend", &make_backend, no_gil, py::arg("group"), py::arg("rank"), py::arg("size"),
         py::arg("timeout"), py::arg("gloo"), py::arg("cuda"));
   m.def("metrics", &metrics, py::arg("backend"));
+  m.def("live_buckets", &live_buckets, no_gil, py::arg("backend"),
+        "Number, bytes and the address of a parameter of the model, or 0, of DDP's gradient "
+        "buckets.");
+  m.def("topology", &topology, no_gil, py::arg("backend"),
+        "The number of hosts, of carriers on each, this rank's host and its place there.");
+  m.def("shard_of", &shard_of, no_gil, py::arg("backend"), py::arg("bytes"),
+        "The bytes of a bucket that this rank carries to other hosts.");
+  m.def("bucket_state", &bucket_state, no_gil, py::arg("backend"), py::arg("number"),
+        "How often a bucket was exchanged, its residual and its velocity.");
+  m.def("load_bucket", &load_bucket, no_gil, py::arg("backend"), py::arg("number"), py::arg("step"),
+        py::arg("residual"), py::arg("velocity"));
+  m.def(
+      "set_momentum",
+      [](const BackendPtr& backend, float factor, bool nesterov) {
+        gflow_backend(backend).set_momentum(factor, nesterov);
+      },
+      no_gil, py::arg("backend"), py::arg("factor"), py::arg("nesterov"));
+  m.def(
+      "keep_for_undo",
+      [](const BackendPtr& backend, bool is_wanted) {
+        gflow_backend(backend).keep_for_undo(is_wanted);
+      },
+      no_gil, py::arg("backend"), py::arg("is_wanted"));
+  m.def(
+      "take_note_of_step",
+      [](const BackendPtr& backend, bool skipped, float factor) {
+        gflow_backend(backend).take_note_of_step(skipped, factor);
+      },
+      no_gil, py::arg("backend"), py::arg("skipped"), py::arg("factor"));
+  m.def(
+      "replace_broadcasts",
+      [](const BackendPtr& backend, std::vector<at::Tensor> replacements) {
+        gflow_backend(backend).replace_broadcasts(std::move(replacements));
+      },
+      no_gil, py::arg("backend"), py::arg("replacements"));
   m.def("close_all_groups", &close_all_groups, no_gil);
   m.def(
       "provoke", [](const std::string& what) { provoke(what); }, no_gil, py::arg("what"),

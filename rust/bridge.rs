@@ -6,12 +6,18 @@
 
 use crate::collective::assembly::{Assembled, Census, assemble};
 use crate::collective::call::{self, Call, Kind, View};
+use crate::collective::hosts;
 use crate::collective::span::{Memory, Span};
 use crate::collective::topology::Topology;
+use crate::compress::accumulate::Momentum;
+use crate::compress::schedule::Schedule;
+use crate::compress::wire::Wire;
 use crate::engine::Engine;
+use crate::engine::gradients::{Bucket, Gradients, Method};
 use crate::engine::operation::Operation;
 use crate::error::{Error, Result};
 use crate::fork;
+use crate::metrics::gradients::{BucketCounts, Stage};
 use crate::transport::handshake::{KEY_BYTES, Key};
 use crate::transport::interrupt::Interrupt;
 use crate::transport::shm::arena::{Allocation, Arena};
@@ -32,6 +38,7 @@ mod ffi {
         dtype: u8,
         reduce_op: u8,
         gradient: bool,
+        bucket: u32,
         root: u32,
         tensors: u32,
         numel: u64,
@@ -41,6 +48,55 @@ mod ffi {
         complaint: String,
         sends: Vec<u64>,
         receives: Vec<u64>,
+    }
+
+    /// How gradients are exchanged; the fields are those of `engine::gradients::Method`.
+    struct Compression {
+        /// Whether what crosses hosts is compressed at all.
+        is_on: bool,
+        density: f64,
+        chunk: u64,
+        warmup_steps: u64,
+        ramp_steps: u64,
+        wire: String,
+        fusion_bytes: u64,
+        momentum: f32,
+    }
+
+    /// What this rank keeps of a gradient bucket.
+    struct BucketState {
+        step: u64,
+        residual: Vec<f32>,
+        velocity: Vec<f32>,
+    }
+
+    /// Where a rank stands among the hosts of its group.
+    struct Place {
+        hosts: usize,
+        carriers: usize,
+        host: usize,
+        place: usize,
+    }
+
+    /// A part of a bucket, in bytes.
+    struct ByteRange {
+        start: usize,
+        end: usize,
+    }
+
+    struct BucketMetrics {
+        number: u32,
+        steps: u64,
+        gradient_bytes: u64,
+        carried_bytes: u64,
+        wire_bytes: u64,
+        density: f64,
+        residual_ratio: f64,
+    }
+
+    struct StageSeconds {
+        name: String,
+        seconds: f64,
     }
 
     struct KindCount {
@@ -56,6 +112,14 @@ mod ffi {
         exact_tensors: u64,
         exact_bytes: u64,
         by_kind: Vec<KindCount>,
+        compresses: bool,
+        buckets: Vec<BucketMetrics>,
+        /// Of buckets that are gone, and of norms: carried and sent.
+        other_carried_bytes: u64,
+        other_wire_bytes: u64,
+        stages: Vec<StageSeconds>,
+        hidden_seconds: f64,
+        exposed_seconds: f64,
     }
 
     /// All that is needed to join a group.
@@ -72,6 +136,7 @@ mod ffi {
         entrances: Vec<String>,
         key: Vec<u8>,
         timeout_ms: u64,
+        compression: Compression,
     }
 
     /// The memory of one tensor.
@@ -126,6 +191,28 @@ mod ffi {
         fn fence(self: &Group, timeout_ms: u64) -> Result<()>;
         fn seq(self: &Group) -> Result<u64>;
         fn metrics(self: &Group) -> Result<MetricsSnapshot>;
+        fn compresses(self: &Group) -> bool;
+        fn end_of_pass(self: &Group) -> Result<()>;
+        fn flush(self: &Group) -> Result<()>;
+        fn announcement(self: &Group) -> Result<String>;
+        fn forget(self: &Group, buckets: &[u32]) -> Result<()>;
+        fn topology(self: &Group) -> Place;
+        fn shard_of(self: &Group, bytes: usize) -> Result<ByteRange>;
+        fn bucket_state(self: &Group, number: u32, timeout_ms: u64) -> Result<BucketState>;
+        fn load_bucket(
+            self: &Group,
+            number: u32,
+            state: BucketState,
+            timeout_ms: u64,
+        ) -> Result<()>;
+        fn set_momentum(self: &Group, factor: f32, nesterov: bool, timeout_ms: u64) -> Result<()>;
+        fn keep_for_undo(self: &Group, is_wanted: bool, timeout_ms: u64) -> Result<()>;
+        fn take_note_of_step(
+            self: &Group,
+            skipped: bool,
+            factor: f32,
+            timeout_ms: u64,
+        ) -> Result<()>;
         fn abort(self: &Group, why: &str) -> Result<()>;
         fn close(self: &Group) -> Result<()>;
 
@@ -192,6 +279,7 @@ struct Group {
     topology: Topology,
     arena: Option<Arc<Arena>>,
     notice: String,
+    compresses: bool,
 }
 
 /// Memory of a tensor that the ranks of this host share; without an address where they do not.
@@ -230,13 +318,38 @@ fn join_group(door: Box<Door>, membership: &ffi::Membership) -> Result<Box<Group
                 .map_err(|error| unreachable_ranks(&error, membership, timeout))?;
         let topology = fabric.topology().clone();
         let labels = membership.labels.clone();
-        let engine = Engine::start(&membership.group, labels, fabric, interrupt)?;
+        let method = read_method(&membership.compression, topology.hosts())?;
+        let compresses = method.is_some();
+        let gradients = Gradients::new(method, momentum(membership.compression.momentum, false));
+        let engine = Engine::start(&membership.group, labels, fabric, gradients, interrupt)?;
         let engine = Arc::new(engine);
         let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
         groups.retain(|group| group.strong_count() > 0);
         groups.push(Arc::downgrade(&engine));
-        Ok(Box::new(Group { engine, topology, arena, notice }))
+        Ok(Box::new(Group { engine, topology, arena, notice, compresses }))
     })
+}
+
+/// How gradients are exchanged between so many hosts, if they are to be compressed there.
+fn read_method(compression: &ffi::Compression, hosts: usize) -> Result<Option<Method>> {
+    if !compression.is_on || hosts == 1 {
+        return Ok(None);
+    }
+    let wire = Wire::parse(&compression.wire).ok_or_else(|| {
+        Error::Connect(format!("{:?} is no element type for the wire", compression.wire))
+    })?;
+    let schedule = Schedule {
+        density: compression.density,
+        warmup_steps: compression.warmup_steps,
+        ramp_steps: compression.ramp_steps,
+    };
+    let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+    let (chunk, fusion_bytes) = (size(compression.chunk).max(1), size(compression.fusion_bytes));
+    Ok(Some(Method { schedule, chunk, wire, fusion_bytes }))
+}
+
+fn momentum(factor: f32, nesterov: bool) -> Option<Momentum> {
+    (factor != 0.0).then_some(Momentum { factor, nesterov })
 }
 
 fn parse_addresses(addresses: &[String]) -> Result<Vec<SocketAddr>> {
@@ -314,7 +427,21 @@ impl Group {
     fn metrics(&self) -> Result<ffi::MetricsSnapshot> {
         guard(|| {
             let counts = self.engine.counts();
+            let (gradients, times) = self.engine.gradient_counts();
             let by_kind = counts.by_kind.into_iter();
+            let bucket = |(number, bucket): (u32, BucketCounts)| ffi::BucketMetrics {
+                number,
+                steps: bucket.steps,
+                gradient_bytes: bucket.gradient_bytes,
+                carried_bytes: bucket.carried_bytes,
+                wire_bytes: bucket.wire_bytes,
+                density: bucket.density,
+                residual_ratio: bucket.residual_ratio,
+            };
+            let stage = |(stage, seconds): (Stage, f64)| ffi::StageSeconds {
+                name: stage.name().to_string(),
+                seconds,
+            };
             Ok(ffi::MetricsSnapshot {
                 hosts: self.topology.hosts() as u64,
                 ranks_here: self.topology.local_ranks().len() as u64,
@@ -325,6 +452,106 @@ impl Group {
                 by_kind: by_kind
                     .map(|(kind, count)| ffi::KindCount { name: kind.name().to_string(), count })
                     .collect(),
+                compresses: self.compresses,
+                buckets: gradients.buckets.into_iter().map(bucket).collect(),
+                other_carried_bytes: gradients.gone.carried_bytes,
+                other_wire_bytes: gradients.gone.wire_bytes + gradients.norm_bytes,
+                stages: Stage::ALL.into_iter().zip(gradients.seconds).map(stage).collect(),
+                hidden_seconds: times.hidden.as_secs_f64(),
+                exposed_seconds: times.exposed.as_secs_f64(),
+            })
+        })
+    }
+
+    fn compresses(&self) -> bool {
+        self.compresses
+    }
+
+    fn end_of_pass(&self) -> Result<()> {
+        guard(|| {
+            self.engine.end_of_pass();
+            Ok(())
+        })
+    }
+
+    fn flush(&self) -> Result<()> {
+        guard(|| {
+            self.engine.flush();
+            Ok(())
+        })
+    }
+
+    fn announcement(&self) -> Result<String> {
+        guard(|| Ok(self.engine.announcement().unwrap_or_default()))
+    }
+
+    fn forget(&self, buckets: &[u32]) -> Result<()> {
+        guard(|| {
+            self.engine.forget(buckets);
+            Ok(())
+        })
+    }
+
+    fn topology(&self) -> ffi::Place {
+        ffi::Place {
+            hosts: self.topology.hosts(),
+            carriers: self.topology.carriers(),
+            host: self.topology.host(),
+            place: self.topology.place(),
+        }
+    }
+
+    /// The part of a bucket of so many bytes that this rank carries to other hosts.
+    fn shard_of(&self, bytes: usize) -> Result<ffi::ByteRange> {
+        guard(|| {
+            let range = hosts::shard_range(&self.topology, bytes).unwrap_or(0..0);
+            Ok(ffi::ByteRange { start: range.start, end: range.end })
+        })
+    }
+
+    fn bucket_state(&self, number: u32, timeout_ms: u64) -> Result<ffi::BucketState> {
+        guard(|| {
+            self.engine.with_gradients(milliseconds(timeout_ms), |gradients| {
+                let Some(bucket) = gradients.bucket(number) else {
+                    let (residual, velocity) = Default::default();
+                    return ffi::BucketState { step: 0, residual, velocity };
+                };
+                let (residual, velocity) = (bucket.residual.clone(), bucket.velocity.clone());
+                ffi::BucketState { step: bucket.step, residual, velocity }
+            })
+        })
+    }
+
+    fn load_bucket(&self, number: u32, state: ffi::BucketState, timeout_ms: u64) -> Result<()> {
+        guard(|| {
+            let ffi::BucketState { step, residual, velocity } = state;
+            let bucket = Bucket::new(step, residual, velocity);
+            self.engine.with_gradients(milliseconds(timeout_ms), |gradients| {
+                gradients.load(number, bucket);
+            })
+        })
+    }
+
+    fn set_momentum(&self, factor: f32, nesterov: bool, timeout_ms: u64) -> Result<()> {
+        guard(|| {
+            self.engine.with_gradients(milliseconds(timeout_ms), |gradients| {
+                gradients.set_momentum(momentum(factor, nesterov));
+            })
+        })
+    }
+
+    fn keep_for_undo(&self, is_wanted: bool, timeout_ms: u64) -> Result<()> {
+        guard(|| {
+            self.engine.with_gradients(milliseconds(timeout_ms), |gradients| {
+                gradients.keep_for_undo(is_wanted);
+            })
+        })
+    }
+
+    fn take_note_of_step(&self, skipped: bool, factor: f32, timeout_ms: u64) -> Result<()> {
+        guard(|| {
+            self.engine.with_gradients(milliseconds(timeout_ms), |gradients| {
+                gradients.take_note_of_step(skipped, factor);
             })
         })
     }
@@ -360,6 +587,7 @@ fn read_call(call: ffi::CallDescription) -> Result<Call> {
     Ok(Call {
         view,
         gradient: call.gradient,
+        bucket: call.bucket,
         bytes: call.bytes,
         sends: call.sends,
         receives: call.receives,

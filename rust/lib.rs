@@ -8,6 +8,7 @@
 pub mod arithmetic;
 pub mod bridge;
 pub mod collective;
+pub mod compress;
 pub mod engine;
 pub mod error;
 pub mod fork;

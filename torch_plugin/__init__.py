@@ -19,13 +19,39 @@ from gflow.registration import register, register_on_older_torch
 from gflow.version import __version__
 
 if TYPE_CHECKING:
-    from gflow.counters import Metrics, metrics
+    from gflow.counters import BucketMetrics, Metrics, metrics
+    from gflow.momentum import take_momentum
     from gflow.options import Options
+    from gflow.scaler import watch
+    from gflow.state import State, load_state_dict, state_dict
 
-__all__ = ["Metrics", "Options", "__version__", "metrics", "register", "register_on_older_torch"]
+__all__ = [
+    "BucketMetrics",
+    "Metrics",
+    "Options",
+    "State",
+    "__version__",
+    "load_state_dict",
+    "metrics",
+    "register",
+    "register_on_older_torch",
+    "state_dict",
+    "take_momentum",
+    "watch",
+]
 
 # Modules are not named like what they hold: importing one would hide the function.
-_HOMES = {"Metrics": "counters", "Options": "options", "metrics": "counters"}
+_HOMES = {
+    "BucketMetrics": "counters",
+    "Metrics": "counters",
+    "Options": "options",
+    "State": "state",
+    "load_state_dict": "state",
+    "metrics": "counters",
+    "state_dict": "state",
+    "take_momentum": "momentum",
+    "watch": "scaler",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -52,10 +52,12 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
         rank=rank,
         labels=_labels(meeting.cards, members),
         addresses=[card.address for card in meeting.cards],
-        hosts=[card.host_id for card in meeting.cards],
+        hosts=_hosts(meeting.cards, settings),
         entrances=[card.entrance for card in meeting.cards],
         key=meeting.key,
         timeout=min(timeout, CONNECT_TIMEOUT),
+        compress=settings["compress"] != "off",
+        **{name: settings[name] for name in _METHOD},
     )
     if place.notice:
         _warn_once(place.notice)
@@ -63,6 +65,18 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
     gloo = _inner_gloo(PrefixStore("gloo", inner_store), rank, size, timeout, settings, address)
     nccl = _inner_nccl(PrefixStore("nccl", inner_store), rank, size, timeout, backend_options)
     return library.make_backend(place, rank, size, timeout, gloo, nccl)
+
+
+#: What the engine is told about the exchange of gradients, under the names of the options.
+_METHOD = ("density", "chunk", "warmup_steps", "ramp_steps", "wire", "fusion_bytes", "momentum")
+
+
+def _hosts(cards: list[Card], settings: Settings) -> list[str]:
+    """A word for the host of each rank."""
+    if settings["compress"] == "on":
+        # Every rank is a host of its own, so that everything crosses hosts.
+        return [f"{card.host_id}/rank {card.rank}" for card in cards]
+    return [card.host_id for card in cards]
 
 
 _warned = False

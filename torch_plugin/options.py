@@ -78,7 +78,7 @@ class Knob:
     #: Ranks that differ in it would do different things.
     must_agree: bool = True
     #: Whether it changes anything in this version.
-    in_use: bool = False
+    in_use: bool = True
 
     @property
     def variable(self) -> str:
@@ -121,7 +121,7 @@ def _fraction(name: str, allowed: str, check: Callable[[float], bool], default: 
     return Knob(name, float, (int, float), allowed, check, default=default)
 
 
-def _text(name: str, allowed: str, *, in_use: bool = False) -> Knob:
+def _text(name: str, allowed: str, *, in_use: bool = True) -> Knob:
     # What one rank writes to or connects through is its own business.
     return Knob(name, str, (str,), allowed, bool, must_agree=False, in_use=in_use)
 
@@ -137,10 +137,10 @@ KNOBS: dict[str, Knob] = {
         _choice("wire", "fp16", "bf16", "fp32"),
         _count("fusion_bytes", 0, 0, " of bytes"),
         _fraction("momentum", "a number from 0, below 1", lambda value: 0 <= value < 1, 0.0),
-        _text("timeline", "the path of a file"),
-        _text("ifname", "the name of a network interface, such as 'eth0'", in_use=True),
-        _text("host_id", "a word that is the same for ranks that share memory", in_use=True),
-        _text("secret", "a word that all ranks of the job know", in_use=True),
+        _text("timeline", "the path of a file", in_use=False),
+        _text("ifname", "the name of a network interface, such as 'eth0'"),
+        _text("host_id", "a word that is the same for ranks that share memory"),
+        _text("secret", "a word that all ranks of the job know"),
     )
 }
 
@@ -179,8 +179,7 @@ def settle(options: Options | None, environ: Mapping[str, str] = os.environ) -> 
             without_effect.append(name)
     if without_effect:
         warnings.warn(
-            f"gflow: {', '.join(without_effect)} has no effect yet: this version exchanges "
-            "gradients exactly.",
+            f"gflow: {', '.join(without_effect)} has no effect yet in this version.",
             stacklevel=2,
         )
     return Settings(values)

@@ -17,8 +17,21 @@ use std::time::Instant;
 pub struct Agreed {
     /// Handled as a gradient bucket, on every rank.
     pub gradient: bool,
+    /// Which bucket, if the ranks that hold it to be one know its number.
+    pub bucket: Option<AgreedBucket>,
     /// By rank: where the tensor is in that rank's arena, if it is there.
     pub offsets: Vec<Option<u64>>,
+}
+
+/// A gradient bucket that the ranks agree on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AgreedBucket {
+    pub number: u32,
+    /// How often it was exchanged before.
+    pub step: u64,
+    /// Whether every rank is in the backward pass that it comes from. One that has run out of data
+    /// is not, and does not know what comes next.
+    pub by_all: bool,
 }
 
 /// What a rank shows of its tensor, besides the call.
@@ -28,6 +41,8 @@ pub struct Shown<'a> {
     pub bytes: &'a [u8],
     /// Where it is in the arena of this rank, if it is there.
     pub offset: Option<u64>,
+    /// How often this rank has exchanged the bucket that it is.
+    pub step: u64,
 }
 
 /// The names of the ranks of a group, for messages: "rank 1 (host a, pid 7)".
@@ -44,7 +59,7 @@ pub fn agree(
     deadline: Instant,
 ) -> Result<Agreed> {
     let mut message = Vec::with_capacity(HEADER_BYTES + 8 * call.sends.len() + own.bytes.len());
-    message.extend_from_slice(&Header::of(seq, call, own.offset).encode());
+    message.extend_from_slice(&Header::of(seq, call, &own).encode());
     for count in &call.sends {
         message.extend_from_slice(&count.to_le_bytes());
     }
@@ -58,7 +73,30 @@ pub fn agree(
         hear_complaints(fabric, labels, seq, call, deadline)?;
     }
     let gradient = headers.iter().any(|header| header.gradient);
-    Ok(Agreed { gradient, offsets: headers.into_iter().map(|header| header.offset).collect() })
+    let bucket = agree_on_bucket(&headers, labels)?;
+    let offsets = headers.into_iter().map(|header| header.offset).collect();
+    Ok(Agreed { gradient, bucket, offsets })
+}
+
+/// The bucket that the ranks name, if any does. Ranks that name another one, or have exchanged it
+/// another number of times, would send other chunks of it.
+fn agree_on_bucket(headers: &[Header], labels: &Labels) -> Result<Option<AgreedBucket>> {
+    let mut named = headers.iter().zip(labels).filter(|(header, _)| header.bucket != 0);
+    let Some((first, first_label)) = named.next() else { return Ok(None) };
+    let same = |header: &Header| (header.bucket, header.step) == (first.bucket, first.step);
+    if let Some((other, label)) = named.find(|(header, _)| !same(header)) {
+        return Err(Error::Mismatch(format!(
+            "{first_label} exchanges gradient bucket {} for the {}th time, {label} bucket {} for \
+             the {}th. Make the same models in the same order on every rank, and load gflow's \
+             state of the same step on all of them",
+            first.bucket,
+            first.step + 1,
+            other.bucket,
+            other.step + 1
+        )));
+    }
+    let by_all = headers.iter().all(|header| header.bucket != 0);
+    Ok(Some(AgreedBucket { number: first.bucket, step: first.step, by_all }))
 }
 
 /// What the ranks have shown of their tensors, by rank; `expected` says how much each should.
@@ -197,6 +235,9 @@ struct Header {
     complains: bool,
     /// Where the sender's tensor is in its arena.
     offset: Option<u64>,
+    /// The gradient bucket that it is, and how often that was exchanged; 0 if it is none.
+    bucket: u32,
+    step: u64,
 }
 
 const GRADIENT: u8 = 1;
@@ -207,9 +248,16 @@ const HEADER_BYTES: usize = 64;
 const NOWHERE: u64 = u64::MAX;
 
 impl Header {
-    fn of(seq: u64, call: &Call, offset: Option<u64>) -> Header {
-        let complains = !call.complaint.is_empty();
-        Header { seq, view: call.view.clone(), gradient: call.gradient, complains, offset }
+    fn of(seq: u64, call: &Call, own: &Shown) -> Header {
+        Header {
+            seq,
+            view: call.view.clone(),
+            gradient: call.gradient,
+            complains: !call.complaint.is_empty(),
+            offset: own.offset,
+            bucket: call.bucket,
+            step: own.step,
+        }
     }
 
     fn encode(&self) -> [u8; HEADER_BYTES] {
@@ -230,6 +278,8 @@ impl Header {
         put(&view.numel.to_le_bytes());
         put(&view.layout.to_le_bytes());
         put(&self.offset.unwrap_or(NOWHERE).to_le_bytes());
+        put(&self.bucket.to_le_bytes());
+        put(&self.step.to_le_bytes());
         bytes
     }
 
@@ -264,6 +314,8 @@ impl Header {
             gradient: flags & GRADIENT != 0,
             complains: flags & COMPLAINS != 0,
             offset: Some(u64::from_le_bytes(take(&mut rest))).filter(|at| *at != NOWHERE),
+            bucket: u32::from_le_bytes(take(&mut rest)),
+            step: u64::from_le_bytes(take(&mut rest)),
         })
     }
 }
@@ -304,12 +356,13 @@ mod tests {
         let kind = (0..Kind::ALL.len()).prop_map(|index| Kind::ALL[index]);
         let codes = (kind, any::<u8>(), any::<u8>(), any::<bool>(), any::<bool>());
         let sizes = (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<u64>());
-        (any::<u64>(), codes, sizes).prop_map(|(seq, codes, sizes)| {
+        let bucket = (any::<u32>(), any::<u64>());
+        (any::<u64>(), codes, sizes, bucket).prop_map(|(seq, codes, sizes, (bucket, step))| {
             let (kind, dtype, reduce_op, gradient, complains) = codes;
             let (root, tensors, numel, layout, offset) = sizes;
             let view = View { kind, dtype, reduce_op, root, tensors, numel, layout };
             let offset = Some(offset).filter(|offset| *offset != NOWHERE);
-            Header { seq, view, gradient, complains, offset }
+            Header { seq, view, gradient, complains, offset, bucket, step }
         })
     }
 
@@ -331,7 +384,7 @@ mod tests {
     fn equal_calls_go_ahead_for_every_world_size() {
         for size in 1..=8 {
             let outcomes = agree_all(vec![all_reduce(4); size]);
-            let agreed = Agreed { gradient: false, offsets: vec![None; size] };
+            let agreed = Agreed { gradient: false, bucket: None, offsets: vec![None; size] };
             assert!(outcomes.iter().all(|o| *o == Ok(agreed.clone())), "{outcomes:?}");
         }
     }
@@ -342,6 +395,31 @@ mod tests {
         calls[1].gradient = true;
         for outcome in agree_all(calls) {
             assert!(outcome.unwrap().gradient);
+        }
+    }
+
+    #[test]
+    fn a_rank_without_a_bucket_learns_its_number_from_the_others() {
+        let mut calls = vec![all_reduce(4); 3];
+        calls[0].bucket = 5;
+        calls[2].bucket = 5;
+        for outcome in agree_all(calls.clone()) {
+            let expected = AgreedBucket { number: 5, step: 0, by_all: false };
+            assert_eq!(outcome.unwrap().bucket, Some(expected));
+        }
+        calls[1].bucket = 5;
+        assert!(agree_all(calls).iter().all(|o| o.as_ref().unwrap().bucket.unwrap().by_all));
+    }
+
+    #[test]
+    fn ranks_that_name_different_buckets_are_told_so() {
+        let mut calls = vec![all_reduce(4); 2];
+        calls[0].bucket = 5;
+        calls[1].bucket = 6;
+        for outcome in agree_all(calls) {
+            let text = outcome.unwrap_err().to_string();
+            assert!(text.contains("rank 0 exchanges gradient bucket 5"), "{text}");
+            assert!(text.contains("rank 1 bucket 6"), "{text}");
         }
     }
 

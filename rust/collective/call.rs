@@ -119,6 +119,9 @@ pub struct Call {
     pub view: View,
     /// Whether this rank holds the tensor to be a gradient bucket. Rank-local: see `agreement`.
     pub gradient: bool,
+    /// The number of that bucket, by which what was not sent of it is found again; 0 if it has
+    /// none, and then it is exchanged exactly.
+    pub bucket: u32,
     /// Bytes of tensor data on this rank, for the counters only.
     pub bytes: u64,
     /// For the all-to-alls: elements for each rank, and elements expected from each. Else empty.
@@ -203,6 +206,7 @@ pub(crate) mod tests {
                 layout: numel,
             },
             gradient: false,
+            bucket: 0,
             bytes: numel * 4,
             sends: Vec::new(),
             receives: Vec::new(),

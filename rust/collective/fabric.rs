@@ -11,6 +11,7 @@ use crate::transport::frame::Goodbye;
 use crate::transport::interrupt::Interrupt;
 use crate::transport::shm::hall::Hall;
 use crate::transport::{Failure, Peers, Watch};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 pub struct Fabric {
@@ -18,8 +19,9 @@ pub struct Fabric {
     topology: Topology,
     /// The ranks of this host, if there are several.
     hall: Option<Hall>,
-    /// This rank's ring of hosts, if there are several hosts and it is a carrier.
-    ring: Option<Ring>,
+    /// This rank's ring of hosts, if there are several hosts and it is a carrier. Whoever is at an
+    /// exchange has locked it.
+    ring: Option<Arc<Mutex<Ring>>>,
     /// The ranks that messages reach over the mesh.
     distant: Vec<usize>,
     /// The last message of every rank, the own one included.
@@ -45,6 +47,7 @@ impl Fabric {
         let is_distant = |rank: &usize| *rank != mesh.rank() && !here.contains(rank);
         let distant: Vec<_> = (0..mesh.size()).filter(is_distant).collect();
         let inbox = vec![Vec::new(); mesh.size()];
+        let ring = ring.map(|ring| Arc::new(Mutex::new(ring)));
         Fabric { mesh, topology, hall, ring, distant, inbox }
     }
 
@@ -85,6 +88,24 @@ impl Fabric {
         Ok(())
     }
 
+    /// The ranks of the other hosts that carry the same shard as this one, in the order of hosts,
+    /// this one among them.
+    pub fn carriers_of_this_shard(&self) -> Vec<usize> {
+        let place = self.topology.place();
+        (0..self.topology.hosts()).map(|host| self.topology.ranks_of(host)[place]).collect()
+    }
+
+    /// Shows `message` to the ranks of other hosts that carry the same shard, and collects theirs.
+    pub fn swap_across(&mut self, message: &[u8], deadline: Instant) -> Result<(), Failure> {
+        let own = self.mesh.rank();
+        let mut others = self.carriers_of_this_shard();
+        others.retain(|rank| *rank != own);
+        self.mesh.swap(message, &others, &mut self.inbox, deadline)?;
+        self.inbox[own].clear();
+        self.inbox[own].extend_from_slice(message);
+        Ok(())
+    }
+
     /// What every rank showed in the last swap.
     pub fn inbox(&self) -> &[Vec<u8>] {
         &self.inbox
@@ -100,9 +121,20 @@ impl Fabric {
     }
 
     /// The ring between hosts, and what its waits heed.
-    pub fn ring(&mut self) -> Option<(&mut Ring, &mut dyn Watch)> {
-        let ring = self.ring.as_mut()?;
+    pub fn ring(&mut self) -> Option<(MutexGuard<'_, Ring>, &mut dyn Watch)> {
+        // After a panic the group is over; nothing is exchanged that could be half done.
+        let ring = self.ring.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
         Some((ring, self.mesh.as_mut()))
+    }
+
+    /// The ring, for a thread that carries gradients while this one goes on.
+    pub fn shared_ring(&self) -> Option<Arc<Mutex<Ring>>> {
+        self.ring.clone()
+    }
+
+    /// Fails if the group was interrupted, or a peer was lost or gave up. It never waits.
+    pub fn check(&mut self) -> Result<(), Failure> {
+        self.mesh.check()
     }
 
     /// Where in the arena of this rank `bytes` at `address` are, if they are there.

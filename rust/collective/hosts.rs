@@ -9,8 +9,10 @@ use super::fabric::Fabric;
 use super::local::Part;
 use super::ring::Combine;
 use super::span::Span;
+use super::topology::Topology;
 use crate::arithmetic::reducer::Reducer;
 use crate::transport::Failure;
+use std::ops::Range;
 use std::time::Instant;
 
 /// Replaces `tensor` by the reduction over all ranks. `in_arenas` are the tensors of the ranks of
@@ -22,11 +24,7 @@ pub fn all_reduce(
     reducer: &Reducer,
     deadline: Instant,
 ) -> Result<(), Failure> {
-    let several_hosts = fabric.topology().hosts() > 1;
-    let carriers = fabric.topology().carriers();
-    let place = fabric.topology().place();
-
-    if !several_hosts {
+    if fabric.topology().hosts() == 1 {
         return match (fabric.local(deadline), in_arenas) {
             (None, _) => {
                 // SAFETY: the one rank of the group has its tensor to itself.
@@ -37,24 +35,67 @@ pub fn all_reduce(
             (Some(mut local), None) => local.all_reduce(tensor, reducer),
         };
     }
-    if let Some(mut local) = fabric.local(deadline) {
-        match in_arenas {
-            Some(tensors) => local.reduce_in_place(tensors, carriers, reducer),
-            None => local.reduce(tensor, carriers, reducer)?,
+    reduce_within(fabric, tensor, in_arenas, reducer, deadline)?;
+    reduce_across(fabric, tensor, reducer, deadline)?;
+    hand_out_within(fabric, tensor, in_arenas, deadline)
+}
+
+/// The first part, within the host: every carrier has the sum of its shard in its own tensor.
+pub fn reduce_within(
+    fabric: &mut Fabric,
+    tensor: Span,
+    in_arenas: Option<&[Span]>,
+    reducer: &Reducer,
+    deadline: Instant,
+) -> Result<(), Failure> {
+    let carriers = fabric.topology().carriers();
+    let Some(mut local) = fabric.local(deadline) else { return Ok(()) };
+    match in_arenas {
+        Some(tensors) => {
+            local.reduce_in_place(tensors, carriers, reducer);
+            Ok(())
         }
+        None => local.reduce(tensor, carriers, reducer),
     }
-    if let Some((ring, watch)) = fabric.ring() {
-        let own = tensor.part(chunk(tensor.bytes, carriers, place));
-        // SAFETY: until the shards are handed out, this one belongs to this rank alone.
-        ring.all_reduce(unsafe { own.as_slice() }, reducer, watch, deadline)?;
+}
+
+/// The second part, between hosts: the shard of every carrier is the sum over all hosts.
+pub fn reduce_across(
+    fabric: &mut Fabric,
+    tensor: Span,
+    reducer: &Reducer,
+    deadline: Instant,
+) -> Result<(), Failure> {
+    let Some(shard) = own_shard(fabric.topology(), tensor) else { return Ok(()) };
+    let Some((mut ring, watch)) = fabric.ring() else { return Ok(()) };
+    // SAFETY: until the shards are handed out, this one belongs to this rank alone.
+    ring.all_reduce(unsafe { shard.as_slice() }, reducer, watch, deadline)
+}
+
+/// The third part, within the host: every rank has all shards.
+pub fn hand_out_within(
+    fabric: &mut Fabric,
+    tensor: Span,
+    in_arenas: Option<&[Span]>,
+    deadline: Instant,
+) -> Result<(), Failure> {
+    let carriers = fabric.topology().carriers();
+    let Some(mut local) = fabric.local(deadline) else { return Ok(()) };
+    match in_arenas {
+        Some(tensors) => local.hand_out(tensors, carriers),
+        None => local.publish(&carried_parts(tensor, carriers)),
     }
-    if let Some(mut local) = fabric.local(deadline) {
-        match in_arenas {
-            Some(tensors) => local.hand_out(tensors, carriers)?,
-            None => local.publish(&carried_parts(tensor, carriers))?,
-        }
-    }
-    Ok(())
+}
+
+/// The part of `tensor` that this rank carries between hosts, if it carries any.
+pub fn own_shard(topology: &Topology, tensor: Span) -> Option<Span> {
+    shard_range(topology, tensor.bytes).map(|range| tensor.part(range))
+}
+
+/// The same, as a range of a tensor of so many bytes.
+pub fn shard_range(topology: &Topology, bytes: usize) -> Option<Range<usize>> {
+    let range = || chunk(bytes, topology.carriers(), topology.place());
+    topology.is_carrier().then(range)
 }
 
 /// Brings `tensor` of rank `root` to all others.
@@ -67,13 +108,12 @@ pub fn broadcast(
     let (root_host, root_place) = fabric.topology().find(root);
     let at_root = fabric.topology().host() == root_host;
     let carriers = fabric.topology().carriers();
-    let place = fabric.topology().place();
 
     if let Some(mut local) = fabric.local(deadline).filter(|_| at_root) {
         local.publish(&[Part { owner: root_place, span: tensor }])?;
     }
-    if let Some((ring, watch)) = fabric.ring() {
-        let own = tensor.part(chunk(tensor.bytes, carriers, place));
+    let shard = own_shard(fabric.topology(), tensor);
+    if let (Some(own), Some((mut ring, watch))) = (shard, fabric.ring()) {
         // SAFETY: the ranks of this host touch only their own tensors now.
         ring.broadcast(unsafe { own.as_slice() }, root_host, watch, deadline)?;
     }
@@ -88,7 +128,7 @@ pub fn broadcast(
 pub fn all_gather(fabric: &mut Fabric, outputs: &[Span], deadline: Instant) -> Result<(), Failure> {
     let topology = fabric.topology().clone();
     let place = topology.place();
-    if let Some((ring, watch)) = fabric.ring() {
+    if let Some((mut ring, watch)) = fabric.ring() {
         let mut blocks: Vec<&mut [u8]> = (0..topology.hosts())
             // SAFETY: outputs do not overlap, and no other rank touches them.
             .map(|host| unsafe { outputs[topology.ranks_of(host)[place]].as_slice() })

@@ -157,7 +157,7 @@ impl Aligned<'_> {
 const NOWHERE: Span = Span { address: std::ptr::null_mut(), bytes: 0 };
 
 /// The tensors of this host's ranks by place, if every one lives in its rank's arena.
-fn tensors_in_arenas(
+pub fn tensors_in_arenas(
     fabric: &mut Fabric,
     own: Span,
     agreed: &Agreed,

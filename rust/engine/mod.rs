@@ -1,26 +1,35 @@
-//! The engine of a group: a queue, one worker thread, and hands for what may block.
+//! The engine of a group: a queue, one worker thread, a courier for gradients that cross hosts, and
+//! hands for what may block.
 //!
 //! `submit` never blocks, unless the caller asks to wait. Whatever is submitted is settled exactly
 //! once, by whoever ran it, by `abort` or by `close`. Nothing here may wait without a bound for a
 //! thread that may be stuck.
 
+mod front;
+pub mod gradients;
 mod hands;
 pub mod operation;
 pub mod queue;
 mod worker;
 
+use crate::arithmetic::element::Element;
 use crate::collective::call::Call;
 use crate::collective::fabric::Fabric;
 use crate::error::{Error, Result};
+use crate::metrics::gradients::{GradientCounters, GradientCounts};
+use crate::metrics::traffic::{Times, Traffic};
 use crate::metrics::{Counters, Counts};
 use crate::transport::interrupt::Interrupt;
+use crate::transport::{Failure, Watch};
+use front::Front;
+use gradients::{Courier, Gradients};
 use hands::Hands;
 use operation::Operation;
-use queue::{Job, Queue};
+use queue::{Queue, Reason};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::time::{Duration, Instant};
 
 /// How long `close` lets operations finish that were submitted before it. Enough for a peer that
 /// is a little behind; a peer that never comes must not keep a program from ending.
@@ -42,13 +51,27 @@ pub struct Engine {
 struct Shared {
     queue: Queue,
     /// Locked by whoever runs a collective; the queue sees to it that this is one at a time.
-    fabric: Mutex<Fabric>,
+    front: Mutex<Front>,
     labels: Vec<String>,
     counters: Counters,
+    traffic: Traffic,
+    gradient_counters: Arc<GradientCounters>,
+    /// Buckets that are gone, until the worker has let go of what is kept of them.
+    gone: Mutex<Vec<u32>>,
+    /// What the user is to be told once, until somebody has told it.
+    announcement: Mutex<Announcement>,
     hands: Arc<Hands>,
     activity: Mutex<Activity>,
     /// Told of every change of `activity` that somebody may wait for.
     changed: Condvar,
+}
+
+#[derive(Default)]
+enum Announcement {
+    #[default]
+    NotYet,
+    Due(String),
+    Done,
 }
 
 /// What is going on besides the queue.
@@ -72,17 +95,28 @@ impl Engine {
         name: &str,
         labels: Vec<String>,
         fabric: Fabric,
+        gradients: Gradients,
         interrupt: Arc<Interrupt>,
     ) -> Result<Engine> {
+        let ring = fabric.shared_ring();
+        let gradient_counters = gradients.counters().clone();
         let shared = Arc::new(Shared {
             queue: Queue::default(),
-            fabric: Mutex::new(fabric),
+            front: Mutex::new(Front { fabric, gradients }),
             labels,
             counters: Counters::default(),
+            traffic: Traffic::default(),
+            gradient_counters,
+            gone: Mutex::default(),
+            announcement: Mutex::default(),
             hands: Arc::default(),
             activity: Mutex::default(),
             changed: Condvar::new(),
         });
+        if let Some(ring) = ring {
+            let watch = WhileTheWorkerRests(Arc::downgrade(&shared), interrupt.clone());
+            shared.front().gradients.employ(Courier::new(ring, Box::new(watch)));
+        }
         let seen_by_worker = shared.clone();
         std::thread::Builder::new()
             .name(format!("gflow-{name}"))
@@ -99,7 +133,50 @@ impl Engine {
     /// Queues a collective and returns its number in the group.
     pub fn submit(&self, call: Call, operation: Arc<dyn Operation>) -> Result<u64> {
         self.refuse_forks()?;
+        if call.gradient {
+            self.shared.traffic.begin(Instant::now());
+        }
         self.shared.queue.push(call, operation)
+    }
+
+    /// The backward pass is over: gradients that are held back are exchanged, and somebody waits
+    /// for them.
+    pub fn end_of_pass(&self) {
+        self.shared.traffic.backward_ended(Instant::now());
+        self.shared.queue.push_flush(Reason::EndOfPass);
+    }
+
+    /// Somebody waits for a gradient that may be held back.
+    pub fn flush(&self) {
+        self.shared.queue.push_flush(Reason::SomebodyWaits);
+    }
+
+    /// What the user is to be told, if anything, and only once.
+    pub fn announcement(&self) -> Option<String> {
+        let mut announcement = lock(&self.shared.announcement);
+        match std::mem::replace(&mut *announcement, Announcement::Done) {
+            Announcement::Due(text) => Some(text),
+            other => {
+                *announcement = other;
+                None
+            }
+        }
+    }
+
+    /// Does something with what is kept of the gradients, between two steps: after all that was
+    /// submitted is over, or an error says why that takes too long.
+    pub fn with_gradients<T>(
+        &self,
+        limit: Duration,
+        action: impl FnOnce(&mut Gradients) -> T,
+    ) -> Result<T> {
+        self.fence(limit)?;
+        Ok(action(&mut self.shared.front().gradients))
+    }
+
+    /// These buckets are gone: nothing needs to be kept of them.
+    pub fn forget(&self, buckets: &[u32]) {
+        lock(&self.shared.gone).extend_from_slice(buckets);
     }
 
     /// The same for a caller that waits for the outcome anyway: if nothing else runs, the
@@ -143,6 +220,7 @@ impl Engine {
     /// Waits until every collective submitted so far is over.
     pub fn fence(&self, limit: Duration) -> Result<()> {
         self.check_usable()?;
+        self.flush();
         let newest = self.seq();
         let pending = |activity: &mut Activity| activity.finished < newest;
         let (activity, _) = self
@@ -158,7 +236,7 @@ impl Engine {
         }
         Err(Error::TimedOut {
             missing: vec![format!("the collectives #{} to #{newest} before it", finished + 1)],
-            doing: "monitored_barrier".to_string(),
+            doing: "waiting for the collectives before".to_string(),
             waited: limit,
         })
     }
@@ -170,6 +248,11 @@ impl Engine {
 
     pub fn counts(&self) -> Counts {
         self.shared.counters.now()
+    }
+
+    /// What the exchange of gradients has cost.
+    pub fn gradient_counts(&self) -> (GradientCounts, Times) {
+        (self.shared.gradient_counters.now(), self.shared.traffic.times())
     }
 
     /// Fails everything that is pending and everything that comes, at once.
@@ -275,22 +358,58 @@ impl Shared {
         self.activity().running.retain(|other| !Arc::ptr_eq(other, operation));
     }
 
-    fn end_collective(&self, job: &Job) {
-        self.end(&job.operation);
+    fn end_collective(&self, seq: u64, operation: &Arc<dyn Operation>) {
+        self.end(operation);
         let mut activity = self.activity();
-        activity.finished = activity.finished.max(job.seq);
+        activity.finished = activity.finished.max(seq);
         drop(activity);
         self.changed.notify_all();
     }
 
-    fn fabric(&self) -> MutexGuard<'_, Fabric> {
-        // After a panic the group is over, but its peers must still be told.
-        self.fabric.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Everything that a collective needs. After a panic the group is over, but its peers must
+    /// still be told.
+    fn front(&self) -> MutexGuard<'_, Front> {
+        let mut front = lock(&self.front);
+        front.gradients.forget(&std::mem::take(&mut *lock(&self.gone)));
+        front
+    }
+
+    /// Has the user told once that gradients are compressed from now on, by the first rank.
+    fn announce(&self, fabric: &Fabric, gradients: &Gradients, element: Element) {
+        let mut announcement = lock(&self.announcement);
+        if let (Announcement::NotYet, Some(method)) = (&*announcement, gradients.method()) {
+            *announcement = match fabric.rank() {
+                0 => Announcement::Due(method.in_words(fabric.topology().hosts(), element)),
+                _ => Announcement::Done,
+            };
+        }
     }
 
     fn activity(&self) -> MutexGuard<'_, Activity> {
-        // Valid after every statement, so a panic elsewhere does not spoil it.
-        self.activity.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.activity)
+    }
+}
+
+/// What is locked here is valid after every statement, so a panic elsewhere does not spoil it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Looks after the peers for the courier whenever the worker does not; while the worker is at
+/// something, it does that itself, and stops the courier if need be.
+struct WhileTheWorkerRests(Weak<Shared>, Arc<Interrupt>);
+
+impl Watch for WhileTheWorkerRests {
+    fn check(&mut self) -> std::result::Result<(), Failure> {
+        if self.1.is_raised() {
+            return Err(Failure::Interrupted);
+        }
+        let Some(shared) = self.0.upgrade() else { return Err(Failure::Interrupted) };
+        match shared.front.try_lock() {
+            Ok(mut front) => front.fabric.check(),
+            Err(TryLockError::Poisoned(_)) => Err(Failure::Interrupted),
+            Err(TryLockError::WouldBlock) => Ok(()),
+        }
     }
 }
 
@@ -311,10 +430,6 @@ mod tests {
     fn gather(numel: u64) -> Call {
         let call = all_reduce(numel);
         Call { view: View { kind: Kind::Gather, ..call.view }, ..call }
-    }
-
-    fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-        mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     type Body = Box<dyn Fn() -> Result<()> + Send + Sync>;
@@ -389,7 +504,8 @@ mod tests {
         fabrics(size)
             .into_iter()
             .map(|(fabric, interrupt)| {
-                Engine::start("test", labels.clone(), fabric, interrupt).unwrap()
+                Engine::start("test", labels.clone(), fabric, Gradients::new(None, None), interrupt)
+                    .unwrap()
             })
             .collect()
     }

@@ -19,6 +19,22 @@ pub struct Job {
     pub operation: Arc<dyn Operation>,
 }
 
+/// What the worker is to do next.
+pub enum Task {
+    Collective(Job),
+    /// Gradients that are held back are exchanged now, and completed.
+    Flush(Reason),
+}
+
+/// Why gradients are no longer held back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// No more of them come: the backward pass is over.
+    EndOfPass,
+    /// Somebody waits for one of them.
+    SomebodyWaits,
+}
+
 #[derive(Default)]
 pub struct Queue {
     state: Mutex<State>,
@@ -28,10 +44,10 @@ pub struct Queue {
 
 #[derive(Default)]
 struct State {
-    jobs: VecDeque<Job>,
+    tasks: VecDeque<Task>,
     /// The number of the newest collective.
     seq: u64,
-    /// Somebody has taken a job and is not done with it.
+    /// Somebody has taken a task and is not done with it.
     busy: bool,
     closed: Option<Error>,
 }
@@ -43,10 +59,20 @@ impl Queue {
         state.check_open()?;
         let job = state.number(call, operation);
         let seq = job.seq;
-        state.jobs.push_back(job);
+        state.tasks.push_back(Task::Collective(job));
         drop(state);
         self.changed.notify_one();
         Ok(seq)
+    }
+
+    /// Appends a flush. It has no number: it is no collective.
+    pub fn push_flush(&self, reason: Reason) {
+        let mut state = self.lock();
+        if state.check_open().is_ok() {
+            state.tasks.push_back(Task::Flush(reason));
+            drop(state);
+            self.changed.notify_one();
+        }
     }
 
     /// A job that the caller runs itself, because nothing runs or waits; else it is appended and
@@ -59,26 +85,26 @@ impl Queue {
         let mut state = self.lock();
         state.check_open()?;
         let job = state.number(call, operation);
-        if !state.busy && state.jobs.is_empty() {
+        if !state.busy && state.tasks.is_empty() {
             state.busy = true;
             return Ok(Ok(job));
         }
         let seq = job.seq;
-        state.jobs.push_back(job);
+        state.tasks.push_back(Task::Collective(job));
         drop(state);
         self.changed.notify_one();
         Ok(Err(seq))
     }
 
-    /// The next job; sleeps until there is one and nobody else is at one. It ends with
+    /// The next task; sleeps until there is one and nobody else is at one. It ends with
     /// [`Queue::done`]. `None` once the queue is closed, empty and at rest.
-    pub fn pop(&self) -> Option<Job> {
+    pub fn pop(&self) -> Option<Task> {
         let mut state = self.lock();
         loop {
             if !state.busy {
-                if let Some(job) = state.jobs.pop_front() {
+                if let Some(task) = state.tasks.pop_front() {
                     state.busy = true;
-                    return Some(job);
+                    return Some(task);
                 }
                 if state.closed.is_some() {
                     return None;
@@ -88,11 +114,11 @@ impl Queue {
         }
     }
 
-    /// The job that was taken is over.
+    /// The task that was taken is over.
     pub fn done(&self) {
         let mut state = self.lock();
         state.busy = false;
-        let awaited = !state.jobs.is_empty() || state.closed.is_some();
+        let awaited = !state.tasks.is_empty() || state.closed.is_some();
         drop(state);
         if awaited {
             self.changed.notify_one();
@@ -112,7 +138,11 @@ impl Queue {
 
     /// Takes out every job that has not been popped.
     pub fn drain(&self) -> Vec<Job> {
-        self.lock().jobs.drain(..).collect()
+        let job = |task| match task {
+            Task::Collective(job) => Some(job),
+            Task::Flush(_) => None,
+        };
+        self.lock().tasks.drain(..).filter_map(job).collect()
     }
 
     /// How many collectives this group has seen.
@@ -184,11 +214,15 @@ mod model {
             };
             let (of_worker, of_last) = (queue.clone(), last.clone());
             let worker = loom::thread::spawn(move || {
-                while let Some(job) = of_worker.pop() {
-                    run(&of_worker, &of_last, job);
+                while let Some(task) = of_worker.pop() {
+                    match task {
+                        Task::Collective(job) => run(&of_worker, &of_last, job),
+                        Task::Flush(_) => of_worker.done(),
+                    }
                 }
             });
             queue.push(all_reduce(1), Arc::new(Nothing)).unwrap();
+            queue.push_flush(Reason::EndOfPass);
             if let Ok(job) = queue.take_or_push(all_reduce(1), Arc::new(Nothing)).unwrap() {
                 run(&queue, &last, job);
             }

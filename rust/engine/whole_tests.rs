@@ -2,6 +2,7 @@
 //! memory, shared memory, TCP and mixtures of them. What is expected comes from plain loops.
 
 use super::Engine;
+use super::gradients::Gradients;
 use super::operation::Operation;
 use crate::collective::assembly::{Assembled, Census, assemble};
 use crate::collective::call::{Call, Kind, View};
@@ -26,6 +27,10 @@ use std::time::Duration;
 struct Member {
     engine: Engine,
     arena: Option<Arc<Arena>>,
+}
+
+fn exact() -> Gradients {
+    Gradients::new(None, None)
 }
 
 fn labels(size: usize) -> Vec<String> {
@@ -58,7 +63,7 @@ fn group_without_entrances(hosts: &[usize], closed: &[usize]) -> (Vec<Member>, V
                 assemble(reception, Some(entrance), &census, &KEY, soon())
                     .unwrap_or_else(|error| panic!("{error:?}"));
             let size = fabric.size();
-            let engine = Engine::start("test", labels(size), fabric, interrupt).unwrap();
+            let engine = Engine::start("test", labels(size), fabric, exact(), interrupt).unwrap();
             (Member { engine, arena }, notice)
         })
     };
@@ -89,7 +94,7 @@ fn memory_group(size: usize) -> Vec<Member> {
             let ring = (size > 1).then(|| Ring::new(rank, size, vec![lane], next, previous));
             let topology = Topology::new(&hosts, rank);
             let fabric = Fabric::new(Box::new(mesh), topology, None, ring);
-            let engine = Engine::start("test", labels(size), fabric, interrupt).unwrap();
+            let engine = Engine::start("test", labels(size), fabric, exact(), interrupt).unwrap();
             Member { engine, arena: None }
         })
         .collect()
@@ -196,6 +201,7 @@ fn call(kind: Kind, dtype: u8, reduce_op: u8, root: usize, numel: usize) -> Call
     Call {
         view,
         gradient: false,
+        bucket: 0,
         bytes: 0,
         sends: Vec::new(),
         receives: Vec::new(),
@@ -313,7 +319,7 @@ fn check(members: &[Member], cases: u32) {
                 2 => check_all_reduce(members, dtype, numel, guard, &|_| false),
                 _ => {
                     check_broadcast(members, root, numel);
-                    let even = members[0].engine.shared.fabric().topology().is_even();
+                    let even = members[0].engine.shared.front().fabric.topology().is_even();
                     if even {
                         check_all_gather(members, numel);
                     }
@@ -364,7 +370,7 @@ fn hosts_with_several_ranks_get_the_right_results() {
 #[test]
 fn ranks_that_cannot_share_memory_use_tcp_and_one_of_them_says_so() {
     let (members, notices) = group_without_entrances(&[0, 0, 1, 1], &[3]);
-    let hosts = members[0].engine.shared.fabric().topology().hosts();
+    let hosts = members[0].engine.shared.front().fabric.topology().hosts();
     assert_eq!(hosts, 3, "the first host still shares memory");
     let told: Vec<_> = notices.iter().map(|notice| !notice.is_empty()).collect();
     assert_eq!(told, [false, false, true, false]);
@@ -398,7 +404,7 @@ fn what_a_rank_has_shown_is_void_once_it_has_given_up() {
 #[test]
 fn tensors_that_all_live_in_arenas_are_added_up_where_they_are() {
     let members = group(&[0, 0]);
-    let steps = || members[0].engine.shared.fabric().local(soon()).unwrap().hall.steps();
+    let steps = || members[0].engine.shared.front().fabric.local(soon()).unwrap().hall.steps();
     let before = steps();
     check_all_reduce(&members, I32, 1_000_003, 2, &|_| true);
     // One step, to meet when the sums are written; a block on its way would take nine or more.

@@ -5,12 +5,18 @@
 //! end because of an operation: errors and panics are settled like results.
 
 use super::Shared;
-use super::queue::Job;
-use crate::collective::agreement::{Agreed, Shown, agree, explain, shown};
+use super::front::Front;
+use super::gradients::{Failed, Member};
+use super::operation::Operation;
+use super::queue::{Job, Reason, Task};
+use crate::arithmetic::element::Element;
+use crate::collective::agreement::{Agreed, AgreedBucket, Shown, agree, explain, shown};
 use crate::collective::fabric::Fabric;
-use crate::collective::plan::Plan;
+use crate::collective::hosts;
+use crate::collective::plan::{Plan, tensors_in_arenas};
 use crate::collective::span::Memory;
 use crate::error::{Error, Result};
+use crate::metrics::gradients::Stage;
 use crate::transport::Failure;
 use crate::transport::frame::Goodbye;
 use crate::transport::interrupt::Interrupt;
@@ -26,37 +32,85 @@ const LOSS_LIMIT: Duration = Duration::from_millis(100);
 
 /// Serves the queue until it is closed, empty and at rest.
 pub fn serve(shared: &Arc<Shared>) {
-    while let Some(job) = shared.queue.pop() {
-        run(shared, job);
+    while let Some(task) = shared.queue.pop() {
+        match task {
+            Task::Collective(job) => run(shared, job),
+            Task::Flush(reason) => flush(shared, reason),
+        }
     }
     let reason = "it left the group (destroyed, or its program ended)".to_string();
-    shared.fabric().say_goodbye(Goodbye { gave_up: false, reason });
+    shared.front().fabric.say_goodbye(Goodbye { gave_up: false, reason });
 }
 
 /// Carries out a job that was taken from the queue.
-pub fn run(shared: &Arc<Shared>, mut job: Job) {
+pub fn run(shared: &Arc<Shared>, job: Job) {
     shared.begin(&job.operation);
-    let mut fabric = shared.fabric();
-    let outcome = catch_unwind(AssertUnwindSafe(|| perform(shared, &mut fabric, &mut job)))
-        .unwrap_or_else(|payload| Err(Error::from_panic(payload)));
-    if let Ok(agreed) = &outcome {
-        shared.counters.count(&job.call, agreed);
-    }
-    let error = outcome.err().map(|error| match error {
-        // Interrupted: why is what closed the queue.
-        Error::Closed(_) => shared.queue.check_open().err().unwrap_or(error),
-        other => other,
+    let own = (job.seq, job.operation.clone());
+    work(shared, Some(own), |front, over| perform(shared, front, job, over));
+}
+
+/// Exchanges and completes the gradients that are held back.
+fn flush(shared: &Arc<Shared>, reason: Reason) {
+    work(shared, None, |front, over| {
+        deliver_all(shared, front, over)?;
+        if reason == Reason::EndOfPass {
+            front.gradients.end_pass();
+        }
+        Ok(())
     });
-    if let Some(error) = error.as_ref().filter(|error| !error.leaves_group_usable()) {
-        // The ranks may be out of step: everything after this would be a guess.
-        fabric.say_goodbye(Goodbye { gave_up: true, reason: format!("it gave up: {error}") });
-        shared.fail(error);
+}
+
+/// A collective that is over, and how it ended.
+struct Over {
+    seq: u64,
+    operation: Arc<dyn Operation>,
+    is_gradient: bool,
+    outcome: Result<()>,
+}
+
+/// Does some work with the other ranks and settles all that it brought to an end. If it fails,
+/// `own` is the collective that failed.
+fn work(
+    shared: &Arc<Shared>,
+    own: Option<(u64, Arc<dyn Operation>)>,
+    body: impl FnOnce(&mut Front, &mut Vec<Over>) -> Result<()>,
+) {
+    let mut over = Vec::new();
+    let mut front = shared.front();
+    let outcome = catch_unwind(AssertUnwindSafe(|| body(&mut front, &mut over)))
+        .unwrap_or_else(|payload| Err(Error::from_panic(payload)));
+    if let Err(error) = outcome {
+        let error = match error {
+            // Interrupted: why is what closed the queue.
+            Error::Closed(_) => shared.queue.check_open().err().unwrap_or(error),
+            other => other,
+        };
+        if !error.leaves_group_usable() {
+            // The ranks may be out of step: everything after this would be a guess.
+            let reason = format!("it gave up: {error}");
+            front.fabric.say_goodbye(Goodbye { gave_up: true, reason });
+            shared.fail(&error);
+        }
+        let failed = own.map(|(seq, operation)| Over {
+            seq,
+            operation,
+            is_gradient: false,
+            outcome: Err(error),
+        });
+        over.extend(failed);
     }
-    drop(fabric);
-    shared.end_collective(&job);
+    drop(front);
+    for one in &over {
+        shared.end_collective(one.seq, &one.operation);
+    }
     // First: where no thread can be started, settling runs callbacks, which may want to go on.
     shared.queue.done();
-    shared.settle(&job.operation, error.as_ref());
+    for one in over {
+        if one.is_gradient {
+            shared.traffic.end(Instant::now());
+        }
+        shared.settle(&one.operation, one.outcome.err().as_ref());
+    }
 }
 
 /// How a collective is carried out, with what that needs.
@@ -67,65 +121,181 @@ enum Way {
     Inside(Arc<Interrupt>),
 }
 
-fn perform(shared: &Shared, fabric: &mut Fabric, job: &mut Job) -> Result<Agreed> {
+fn perform(
+    shared: &Arc<Shared>,
+    front: &mut Front,
+    mut job: Job,
+    over: &mut Vec<Over>,
+) -> Result<()> {
+    if job.call.bucket == 0 {
+        // Gradients that are held back come before anything that is not one of them.
+        deliver_all(shared, front, over)?;
+    }
     let deadline = Instant::now() + job.call.timeout;
-    let way = if job.call.complaint.is_empty() { Some(make_ready(fabric, job)) } else { None };
+    let way = match job.call.complaint.is_empty() {
+        true => make_ready(&front.fabric, &job),
+        false => Err(None),
+    };
     match way {
-        Some(Ok(Way::Here(plan, memory))) => {
-            perform_here(shared, fabric, job, plan, &memory, deadline)
+        Ok(Way::Here(plan, memory)) => {
+            perform_here(shared, front, job, plan, &memory, deadline, over)
         }
-        Some(Ok(Way::Inside(done))) => perform_inside(shared, fabric, job, &done, deadline),
-        Some(Err(error)) => {
+        Ok(Way::Inside(done)) => {
+            let agreed = perform_inside(shared, &mut front.fabric, &job, &done, deadline)?;
+            note(shared, job, &agreed, Ok(()), over);
+            Ok(())
+        }
+        Err(obstacle) => {
             // What keeps this rank from taking part is told to the others, so that all raise.
-            job.call.complaint = format!("cannot take part: {error}");
+            if let Some(error) = obstacle {
+                job.call.complaint = format!("cannot take part: {error}");
+            }
+            let fabric = &mut front.fabric;
             agree(fabric, &shared.labels, job.seq, &job.call, Shown::default(), deadline)
+                .map(|_| ())
         }
-        None => agree(fabric, &shared.labels, job.seq, &job.call, Shown::default(), deadline),
     }
 }
 
 /// All that can fail on one rank alone, before the others are told that it takes part.
-fn make_ready(fabric: &Fabric, job: &Job) -> Result<Way> {
-    job.operation.prepare()?;
+fn make_ready(fabric: &Fabric, job: &Job) -> std::result::Result<Way, Option<Error>> {
+    job.operation.prepare().map_err(Some)?;
     match Plan::of(&job.call.view, fabric.size(), fabric.topology()) {
         Some(plan) => {
-            let mut memory = job.operation.open()?;
+            let mut memory = job.operation.open().map_err(Some)?;
             plan.arrange(&mut memory, fabric.size());
             Ok(Way::Here(plan, memory))
         }
         None => match Interrupt::new() {
             Ok(done) => Ok(Way::Inside(Arc::new(done))),
-            Err(error) => Err(Error::Operation(format!("no event descriptor: {error}"))),
+            Err(error) => Err(Some(Error::Operation(format!("no event descriptor: {error}")))),
         },
     }
 }
 
 /// Carries a collective out by the engine's own means.
 fn perform_here(
-    shared: &Shared,
-    fabric: &mut Fabric,
-    job: &Job,
+    shared: &Arc<Shared>,
+    front: &mut Front,
+    job: Job,
     plan: Plan,
     memory: &Memory,
     deadline: Instant,
-) -> Result<Agreed> {
-    let is_small = plan.bytes(memory) <= fabric.inline_bytes();
+    over: &mut Vec<Over>,
+) -> Result<()> {
+    let compresses = front.gradients.method().is_some();
+    let fabric = &mut front.fabric;
+    let fits = plan.bytes(memory) <= fabric.inline_bytes();
     let to_show = plan.to_show(memory, fabric.rank());
-    let own = if is_small {
+    let own = if fits && !(compresses && job.call.bucket != 0) {
         // SAFETY: the tensor is the operation's until it is over, and nobody writes it now.
-        Shown { bytes: unsafe { to_show.as_slice() }, offset: None }
+        Shown { bytes: unsafe { to_show.as_slice() }, ..Shown::default() }
     } else {
-        Shown { bytes: &[], offset: fabric.offset_of(to_show.address, to_show.bytes) }
+        let offset = fabric.offset_of(to_show.address, to_show.bytes);
+        Shown { offset, step: front.gradients.step_of(job.call.bucket), ..Shown::default() }
     };
+    let start = Instant::now();
     let agreed = agree(fabric, &shared.labels, job.seq, &job.call, own, deadline)?;
-    if is_small {
+    if let Some(bucket) = agreed.bucket.filter(|_| compresses) {
+        front.gradients.counters().add(Stage::Agree, start.elapsed().as_secs_f64());
+        return exchange_gradient(shared, front, job, plan, memory, agreed, bucket, over);
+    }
+    if fits {
         let due = |rank| plan.to_show(memory, rank).bytes;
         plan.complete(memory, &shown(fabric, &shared.labels, due)?);
     } else {
         plan.carry_out(fabric, memory, &agreed, deadline)
             .map_err(|failure| explain(failure, &shared.labels, job.seq, &job.call))?;
     }
-    job.operation.finish().map(|()| agreed)
+    complete(shared, job, &agreed, over);
+    Ok(())
+}
+
+/// Exchanges a gradient bucket on which the ranks have agreed, now or together with others.
+#[allow(clippy::too_many_arguments)]
+fn exchange_gradient(
+    shared: &Arc<Shared>,
+    front: &mut Front,
+    job: Job,
+    plan: Plan,
+    memory: &Memory,
+    agreed: Agreed,
+    bucket: AgreedBucket,
+    over: &mut Vec<Over>,
+) -> Result<()> {
+    let deadline = Instant::now() + job.call.timeout;
+    let (tensor, view) = (memory.outputs[0], &job.call.view);
+    let (Plan::AllReduce(reducer), Some(element)) = (plan, Element::from_torch(view.dtype)) else {
+        return Err(Error::Operation(format!("gflow: {view} cannot be a gradient bucket")));
+    };
+    let density = front.gradients.density_of(&bucket, element);
+    if density.is_none() {
+        deliver_all(shared, front, over)?;
+    }
+    let Front { fabric, gradients } = front;
+    let failed = |failure| explain(failure, &shared.labels, job.seq, &job.call);
+    let in_arenas = tensors_in_arenas(fabric, tensor, &agreed, deadline).map_err(failed)?;
+    let Some(density) = density else {
+        let kind = (element, &reducer);
+        gradients
+            .exchange_exactly(fabric, &bucket, tensor, in_arenas.as_deref(), kind, deadline)
+            .map_err(failed)?;
+        complete(shared, job, &agreed, over);
+        return Ok(());
+    };
+    gradients
+        .counters()
+        .time(Stage::WithinHost, || {
+            hosts::reduce_within(fabric, tensor, in_arenas.as_deref(), &reducer, deadline)
+        })
+        .map_err(failed)?;
+    shared.announce(fabric, gradients, element);
+    let shard = gradients.shard_of(hosts::own_shard(fabric.topology(), tensor), element);
+    gradients.hold(Member { job, agreed, bucket, density, tensor, in_arenas, shard });
+    if !bucket.by_all {
+        // A rank that is not in this backward pass does not know when it ends.
+        return deliver_all(shared, front, over);
+    }
+    if gradients.is_full() {
+        let members = gradients.close(fabric, deadline).map_err(|failed| why(shared, failed))?;
+        complete_all(shared, members, over);
+    }
+    Ok(())
+}
+
+/// Exchanges and completes the gradients that are held back or under way, if there are any.
+fn deliver_all(shared: &Arc<Shared>, front: &mut Front, over: &mut Vec<Over>) -> Result<()> {
+    let Front { fabric, gradients } = front;
+    let Some(timeout) = gradients.timeout() else { return Ok(()) };
+    let members = gradients
+        .deliver_all(fabric, Instant::now() + timeout)
+        .map_err(|failed| why(shared, failed))?;
+    complete_all(shared, members, over);
+    Ok(())
+}
+
+fn why(shared: &Shared, failed: Failed) -> Error {
+    explain(failed.failure, &shared.labels, failed.seq, &failed.call)
+}
+
+fn complete_all(shared: &Shared, members: Vec<Member>, over: &mut Vec<Over>) {
+    for member in members {
+        complete(shared, member.job, &member.agreed, over);
+    }
+}
+
+/// Puts the results of a collective that the engine has carried out where they belong.
+fn complete(shared: &Shared, job: Job, agreed: &Agreed, over: &mut Vec<Over>) {
+    let outcome = job.operation.finish();
+    note(shared, job, agreed, outcome, over);
+}
+
+fn note(shared: &Shared, job: Job, agreed: &Agreed, outcome: Result<()>, over: &mut Vec<Over>) {
+    if outcome.is_ok() {
+        shared.counters.count(&job.call, agreed);
+    }
+    let is_gradient = job.call.gradient;
+    over.push(Over { seq: job.seq, operation: job.operation, is_gradient, outcome });
 }
 
 /// Lets the inner backend carry a collective out.

@@ -1,4 +1,7 @@
-//! Counters of what a group has done. They only ever grow, and counting never blocks.
+//! Counters of what a group has done. They only ever grow, and counting never waits for an exchange.
+
+pub mod gradients;
+pub mod traffic;
 
 use crate::collective::agreement::Agreed;
 use crate::collective::call::{Call, Kind};

@@ -23,6 +23,8 @@ pub struct Lane {
     to_next: Box<dyn Stream>,
     from_previous: Box<dyn Stream>,
     staging: Staging,
+    /// Bytes handed to the next host so far.
+    sent: u64,
 }
 
 /// What came of a turn.
@@ -57,7 +59,12 @@ impl Lane {
         from_previous: Box<dyn Stream>,
         staging_bytes: usize,
     ) -> Lane {
-        Lane { to_next, from_previous, staging: Staging::new(staging_bytes) }
+        Lane { to_next, from_previous, staging: Staging::new(staging_bytes), sent: 0 }
+    }
+
+    /// Bytes handed to the next host so far.
+    pub fn sent(&self) -> u64 {
+        self.sent
     }
 
     /// Takes in what has come and sends what is ready.
@@ -78,6 +85,7 @@ impl Lane {
             let whole = ready.len();
             let written = write_now(&mut self.to_next, ready)?;
             tape.mark_sent(written);
+            self.sent += written as u64;
             if written < whole {
                 return Ok(()); // The socket is full.
             }

@@ -91,6 +91,11 @@ impl Ring {
         Ring { position, hosts, lanes, next_rank, previous_rank, bytes_per_lane: LANE_BYTES }
     }
 
+    /// Bytes handed to the next host since this ring was made.
+    pub fn sent(&self) -> u64 {
+        self.lanes.iter().map(Lane::sent).sum()
+    }
+
     /// `data` is this host's contribution, and is replaced by the result.
     pub fn all_reduce(
         &mut self,

@@ -1,0 +1,30 @@
+#include "caller.h"
+
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/utils/pybind.h>
+
+namespace gflow {
+
+bool called_by_autograd_itself() {
+  if (!Py_IsInitialized()) return true;
+  py::gil_scoped_acquire gil;
+  // A thread of the engine has no Python code below it.
+  if (PyEval_GetFrame() == nullptr) return true;
+  try {
+    const auto frame = py::module_::import("sys").attr("_getframe")(0);
+    const auto module = frame.attr("f_globals").attr("get")("__name__", "").cast<std::string>();
+    // Where torch's Python code enters the engine of autograd.
+    return module.starts_with("torch.autograd");
+  } catch (const std::exception&) {
+    // Who cannot be told is not trusted.
+    return false;
+  }
+}
+
+const void* current_parameter() {
+  const auto node = torch::autograd::get_current_node();
+  const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());
+  return leaf == nullptr ? nullptr : leaf->variable.unsafeGetTensorImpl();
+}
+
+}  // namespace gflow

@@ -1,0 +1,10 @@
+//! What whoever runs a collective works with: the ways to the other ranks, and the gradients that
+//! are on their way. It is locked as a whole, by one at a time.
+
+use super::gradients::Gradients;
+use crate::collective::fabric::Fabric;
+
+pub struct Front {
+    pub fabric: Fabric,
+    pub gradients: Gradients,
+}

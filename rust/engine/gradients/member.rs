@@ -1,0 +1,195 @@
+//! A member of a fused exchange: one gradient bucket on its way, from the agreement of the ranks
+//! until it is delivered. Each method is one stage of the way, in the order in which they come.
+
+use super::bucket::Bucket;
+use super::method::Method;
+use super::parcel::Parcel;
+use crate::arithmetic::element::Element;
+use crate::collective::agreement::{Agreed, AgreedBucket};
+use crate::collective::span::Span;
+use crate::compress::accumulate::{Momentum, accumulate};
+use crate::compress::gradient::Gradient;
+use crate::compress::grid::Grid;
+use crate::compress::hop::take_back;
+use crate::compress::pack::pack;
+use crate::compress::scale::scale_for;
+use crate::compress::schedule::count;
+use crate::compress::selection::select;
+use crate::compress::unpack::{fill, unpack};
+use crate::compress::wire::Wire;
+use crate::engine::queue::Job;
+use std::ops::Range;
+
+pub struct Member {
+    pub job: Job,
+    pub agreed: Agreed,
+    pub bucket: AgreedBucket,
+    pub density: f64,
+    pub tensor: Span,
+    /// The tensors of all ranks of this host, if they live in shared memory.
+    pub in_arenas: Option<Vec<Span>>,
+    /// What this rank carries of the tensor, if it carries anything.
+    pub shard: Option<Shard>,
+}
+
+/// The part of a bucket that this rank carries between hosts.
+pub struct Shard {
+    span: Span,
+    element: Element,
+    grid: Grid,
+    /// By chunk: the L1 norm of what could be sent, of this rank, then of all hosts.
+    pub norms: Vec<f32>,
+    /// The chunks that are sent, ascending, and by what they are multiplied on the wire.
+    chosen: Vec<u32>,
+    scales: Vec<f32>,
+    /// Where its chunks begin in the parcel.
+    start: usize,
+    pub weight: Weight,
+}
+
+/// How much there is, as L1 norms of this rank.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Weight {
+    pub gradient: f64,
+    /// What stays behind.
+    pub unsent: f64,
+}
+
+impl Shard {
+    pub fn new(span: Span, element: Element, chunk: usize) -> Shard {
+        Shard {
+            span,
+            element,
+            grid: Grid { elements: span.bytes / element.bytes(), chunk },
+            norms: Vec::new(),
+            chosen: Vec::new(),
+            scales: Vec::new(),
+            start: 0,
+            weight: Weight::default(),
+        }
+    }
+
+    pub fn elements(&self) -> usize {
+        self.grid.elements
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.span.bytes
+    }
+
+    /// The gradient itself, of a range of elements.
+    fn gradient(&mut self, elements: Range<usize>) -> Gradient<'_> {
+        let each = self.element.bytes();
+        let part = self.span.part(elements.start * each..elements.end * each);
+        // SAFETY: from the agreement until it is handed out, the shard is this rank's alone, and
+        // the borrow of self keeps it from being borrowed twice.
+        Gradient::new(unsafe { part.as_slice() }, self.element).expect("only such are compressed")
+    }
+
+    /// Adds the gradient to what was not sent before, and takes the norms of the chunks.
+    pub fn accumulate(&mut self, bucket: &mut Bucket, momentum: Option<Momentum>) {
+        bucket.make_room(self.elements(), true, momentum);
+        self.norms.clear();
+        for index in 0..self.grid.chunks() {
+            let range = self.grid.range(index);
+            let momentum = momentum.map(|momentum| (&mut bucket.velocity[range.clone()], momentum));
+            let gradient = self.gradient(range.clone());
+            let norms = accumulate(&gradient, &mut bucket.residual[range], momentum);
+            self.norms.push(norms.sum);
+            self.weight.gradient += f64::from(norms.gradient);
+            self.weight.unsent += if norms.sum.is_finite() { f64::from(norms.sum) } else { 0.0 };
+        }
+    }
+
+    /// Chooses, from the norms of all hosts, what is sent. `own` are this rank's norms.
+    pub fn choose(&mut self, density: f64, wire: Wire, own: &[f32]) {
+        select(&self.norms, count(self.grid.chunks(), density), &mut self.chosen);
+        // What is not finite goes nowhere: all ranks know of it by now.
+        self.chosen.retain(|index| self.norms[*index as usize].is_finite());
+        self.scales =
+            self.chosen.iter().map(|index| scale_for(self.norms[*index as usize], wire)).collect();
+        let sent: f64 = self.chosen.iter().map(|index| f64::from(own[*index as usize])).sum();
+        self.weight.unsent = (self.weight.unsent - sent).max(0.0);
+    }
+
+    /// How many elements it sends.
+    pub fn sent_elements(&self) -> usize {
+        self.chosen.iter().map(|index| self.grid.range(*index as usize).len()).sum()
+    }
+
+    /// Takes its place in the parcel, from `start` on, and returns how much it takes.
+    pub fn take_place(&mut self, start: usize) -> usize {
+        self.start = start;
+        self.sent_elements()
+    }
+
+    /// Whether the ranks know of something that is not finite.
+    pub fn is_poisoned(&self) -> bool {
+        self.norms.iter().any(|norm| !norm.is_finite())
+    }
+
+    /// The chosen chunks: where each is in the shard and in the parcel, and its scale.
+    fn places(&self) -> Vec<(Range<usize>, Range<usize>, f32)> {
+        let mut at = self.start;
+        let chosen = self.chosen.iter().zip(&self.scales);
+        chosen
+            .map(|(index, scale)| {
+                let range = self.grid.range(*index as usize);
+                let place = at..at + range.len();
+                at = place.end;
+                (range, place, *scale)
+            })
+            .collect()
+    }
+
+    /// Puts the chosen chunks into the parcel; what the cast rounds off stays. Their velocity is
+    /// cleared: it has had its effect, and would push on in a direction that is old by then.
+    pub fn pack(&self, bucket: &mut Bucket, wire: Wire, parcel: &mut Parcel) {
+        for (range, place, scale) in self.places() {
+            pack(&mut bucket.residual[range.clone()], scale, wire, parcel.part(place));
+            if let Some(velocity) = bucket.velocity.get_mut(range) {
+                velocity.fill(0.0);
+            }
+        }
+    }
+
+    /// What is not sent comes back as zeros, and what is not finite on any host as not finite.
+    pub fn clear_the_rest(&mut self) {
+        let mut chosen = std::mem::take(&mut self.chosen);
+        let mut next = chosen.iter().peekable();
+        for index in 0..self.grid.chunks() {
+            if next.next_if(|chosen| **chosen as usize == index).is_some() {
+                continue;
+            }
+            let norm = self.norms[index];
+            let value = if norm.is_finite() { 0.0 } else { norm };
+            fill(&mut self.gradient(self.grid.range(index)), value);
+        }
+        std::mem::swap(&mut self.chosen, &mut chosen);
+    }
+
+    /// Puts the sums of the parcel into the gradient, and what this rank rounded off back to what
+    /// is yet to be sent.
+    pub fn unpack(&mut self, bucket: &mut Bucket, wire: Wire, parcel: &mut Parcel) {
+        for (range, place, scale) in self.places() {
+            let mut gradient = self.gradient(range.clone());
+            unpack(parcel.part(place.clone()), wire, scale, &mut gradient);
+            let rounded_off = parcel.rounded_off(place);
+            if !rounded_off.is_empty() {
+                take_back(&mut bucket.residual[range], rounded_off, scale);
+            }
+        }
+    }
+}
+
+/// Whether a bucket of such elements is compressed at all; else it is always exchanged exactly.
+pub fn can_be_compressed(element: Element) -> bool {
+    matches!(element, Element::F32 | Element::F16 | Element::BF16)
+}
+
+impl Method {
+    /// A member's shard, before anything was done with it.
+    pub fn shard(&self, span: Option<Span>, element: Element) -> Option<Shard> {
+        span.map(|span| Shard::new(span, element, self.chunk))
+    }
+}

@@ -1,0 +1,20 @@
+"""The gflow backend behind a process group, and the native library that it belongs to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def group_or_default(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """``group``, or the whole world's group."""
+    return dist.distributed_c10d._get_default_group() if group is None else group
+
+
+def backend_of(group: dist.ProcessGroup | None) -> Any:
+    """The backend that serves CPU tensors in ``group``; what it is, the native library checks."""
+    backend = group_or_default(group)._get_backend(torch.device("cpu"))
+    # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a checking wrapper around every backend.
+    return getattr(backend, "wrapped_pg", backend)

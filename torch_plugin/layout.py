@@ -1,0 +1,209 @@
+"""How DDP has laid out the parameters of a model in gradient buckets, and which bucket is which.
+
+A state is saved by parameter, because that is what a model keeps from one program to the next. What
+the engine keeps is by bucket. This file knows how the two belong together; it must never guess: two
+models that cannot be told apart are an error.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from gflow import native
+
+
+@dataclass(frozen=True)
+class Place:
+    """One bucket of one model.
+
+    Attributes:
+        number: by which the engine knows it.
+        parameters: the parameters in it, in order, as numbers in the model's list.
+        numel: elements in it.
+        dtype: of these.
+    """
+
+    number: int
+    parameters: list[int]
+    numel: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Live:
+    """A bucket that the engine knows, and the address of a parameter of its model (0: unknown)."""
+
+    number: int
+    nbytes: int
+    parameter: int
+
+
+def models_of(
+    group: dist.ProcessGroup, given: list[DistributedDataParallel] | None
+) -> list[DistributedDataParallel]:
+    """The DDP models of ``group``: those given, or all that there are."""
+    if given is not None:
+        for model in given:
+            if not isinstance(model, DistributedDataParallel) or model.process_group != group:
+                raise ValueError(
+                    f"gflow: models must be DistributedDataParallel models of this process group, "
+                    f"got {type(model).__name__}"
+                )
+        return list(given)
+    # DDP keeps no list of its models, but Python knows every object.
+    found = [one for one in gc.get_objects() if isinstance(one, DistributedDataParallel)]
+    return [model for model in found if getattr(model, "process_group", None) == group]
+
+
+def parameters_of(model: DistributedDataParallel) -> dict[str, torch.nn.Parameter]:
+    """The parameters that DDP reduces, by name, in the order of its own list."""
+    ignored = getattr(model, "parameters_to_ignore", ())
+    return {
+        name: parameter
+        for name, parameter in model.module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    }
+
+
+def live_buckets(backend: Any) -> list[Live]:
+    """The buckets that the engine knows, in the order in which they were made."""
+    return [Live(*bucket) for bucket in native.load().live_buckets(backend)]
+
+
+def places_of(
+    models: list[DistributedDataParallel], backend: Any, *, in_order: bool
+) -> list[list[Place]]:
+    """By model, its buckets, in order. Buckets that are never compressed have no place.
+
+    Args:
+        models: of one group.
+        backend: of that group.
+        in_order: whether the models are in the order in which they were wrapped, which tells
+            apart those that look alike and have not been trained yet.
+    """
+    owners = {p._cdata: index for index, model in enumerate(models) for p in model.parameters()}
+    known: list[list[Live]] = [[] for _ in models]
+    unknown = []
+    for bucket in live_buckets(backend):
+        owner = owners.get(bucket.parameter)
+        (unknown if owner is None else known[owner]).append(bucket)
+    layouts = [_layout_of(model) for model in models]
+    all_sizes = [[_nbytes(*bucket) for bucket in layout] for layout in layouts]
+    places = []
+    for sizes, layout, mine in zip(all_sizes, layouts, known, strict=True):
+        if [bucket.nbytes for bucket in mine] != sizes:
+            if all_sizes.count(sizes) > 1 and not in_order:
+                raise RuntimeError(
+                    "gflow: this process group has models that look alike and have not been "
+                    "trained yet: give models=[...] in the order in which they were wrapped"
+                )
+            mine = _take_run(sizes, unknown)
+        places.append([Place(live.number, *one) for live, one in zip(mine, layout, strict=True)])
+    return places
+
+
+def _take_run(sizes: list[int], unknown: list[Live]) -> list[Live]:
+    """Take buckets of these sizes, made one after the other, out of ``unknown``."""
+    for start in range(len(unknown) - len(sizes) + 1):
+        run = unknown[start : start + len(sizes)]
+        if [bucket.nbytes for bucket in run] == sizes:
+            del unknown[start : start + len(sizes)]
+            return run
+    raise RuntimeError(
+        "gflow: a DDP model of this process group has no gradient buckets in gflow's memory: was "
+        "it made before the group, or with DDP_DISABLE_COMM_MEM=1?"
+    )
+
+
+Layout = list[tuple[list[int], int, torch.dtype]]
+
+
+def _layout_of(model: DistributedDataParallel) -> Layout:
+    """By bucket that may be compressed: its parameters, elements and type."""
+    numbers = {id(p): number for number, p in enumerate(parameters_of(model).values())}
+    layout = []
+    for bucket in model.reducer._get_zeros_like_grad_buckets():
+        parameters = bucket.parameters()
+        if bucket.buffer().is_sparse or any(parameter.is_complex() for parameter in parameters):
+            continue
+        indices = [numbers[id(parameter)] for parameter in parameters]
+        layout.append((indices, bucket.buffer().numel(), bucket.buffer().dtype))
+    return layout
+
+
+def _nbytes(_: list[int], numel: int, dtype: torch.dtype) -> int:
+    return numel * dtype.itemsize
+
+
+def settle(
+    model: DistributedDataParallel, backend: Any, buckets: list[list[int]]
+) -> list[Place] | None:
+    """Have DDP lay out its buckets like this, once and for all; all ranks must call it.
+
+    DDP does that by itself after the first step, from the order in which gradients came, and then
+    broadcasts the result. Here it is made to do so now, and broadcasts ``buckets``: by bucket, its
+    parameters. Returns the places, or None if the model has settled already, or never does
+    (``find_unused_parameters``), and keeps what it has.
+    """
+    library = native.load()
+    before = {bucket.number for bucket in live_buckets(backend)}
+    indices = [index for bucket in buckets for index in bucket]
+    sizes = [len(bucket) for bucket in buckets]
+    library.replace_broadcasts(
+        backend,
+        [
+            torch.tensor([*indices, len(buckets)], dtype=torch.int32),
+            torch.tensor(sizes, dtype=torch.int32),
+        ],
+    )
+    try:
+        model.reducer._push_all_rebuilt_params()
+        if not model.reducer._rebuild_buckets():
+            return None
+    finally:
+        library.replace_broadcasts(backend, [])
+    made = [bucket for bucket in live_buckets(backend) if bucket.number not in before]
+    parameters = list(parameters_of(model).values())
+    sparse = _expects_sparse(model)
+    dense = [
+        bucket
+        for bucket in buckets
+        if not any(parameters[index].is_complex() or sparse[index] for index in bucket)
+    ]
+    return [
+        Place(
+            live.number,
+            bucket,
+            sum(parameters[index].numel() for index in bucket),
+            parameters[bucket[0]].dtype,
+        )
+        for live, bucket in zip(made, dense, strict=True)
+    ]
+
+
+def usual_layout(model: DistributedDataParallel) -> list[list[int]]:
+    """The layout that DDP will most likely settle on: last parameters first."""
+    parameters = list(parameters_of(model).values())
+    sparse = _expects_sparse(model)
+    order = list(reversed(range(len(parameters))))
+    limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, model.bucket_bytes_cap]
+    buckets, _ = dist._compute_bucket_assignment_by_size(
+        [parameters[index] for index in order], limits, [sparse[index] for index in order], order
+    )
+    return [list(bucket) for bucket in buckets]
+
+
+def _expects_sparse(model: DistributedDataParallel) -> list[bool]:
+    embeddings = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    sparse = {
+        id(module.weight)
+        for module in model.module.modules()
+        if isinstance(module, embeddings) and module.sparse
+    }
+    return [id(parameter) in sparse for parameter in parameters_of(model).values()]

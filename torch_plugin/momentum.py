@@ -1,0 +1,110 @@
+"""Momentum that is not lost on what is sent late.
+
+An optimizer with momentum sees a chunk of gradient only in the steps in which it was sent, all that
+was gathered for it at once. Its momentum then pushes on in a direction that is many steps old. With
+:func:`take_momentum` the engine keeps the velocity instead, where every step's gradient is seen,
+sends it with the gradient, and clears it where it was sent.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gflow import native
+from gflow.backend import backend_of
+
+logger = logging.getLogger("gflow")
+
+#: Where an optimizer's parameter group remembers what was taken, also in its state_dict.
+_TAKEN = "gflow_momentum"
+_COMPRESSED = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def take_momentum(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | None = None) -> bool:
+    """Let the engine of ``group`` do the momentum of ``optimizer``, and switch off its own.
+
+    Call it once, before the first step, on every rank. Where gradients are not compressed (one
+    host, or ``compress="off"``) nothing is changed.
+
+    For ``torch.optim.SGD`` with momentum, Nesterov's or not. The weight decay stays with the
+    optimizer; because it no longer goes through the momentum, it is divided by ``1 - momentum``,
+    so that it pulls as strongly as before. Adam and its kin need none of this: they divide by the
+    size of the gradients that they see, and their first moment is an average, not a sum.
+
+    Args:
+        optimizer: whose momentum is taken over.
+        group: the process group that DDP uses; by default the whole world's.
+
+    Returns:
+        Whether the engine does the momentum from now on.
+
+    Example:
+        >>> optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)  # doctest: +SKIP
+        >>> gflow.take_momentum(optimizer)  # doctest: +SKIP
+        True
+    """
+    library, backend = native.load(), backend_of(group)
+    if not isinstance(optimizer, torch.optim.SGD):
+        raise TypeError(
+            f"gflow.take_momentum: expected a torch.optim.SGD, got {type(optimizer).__name__}. "
+            "Optimizers such as Adam need no correction: use them as they are."
+        )
+    factor, nesterov = _momentum_of(optimizer.param_groups)
+    _refuse_what_is_never_compressed(optimizer.param_groups)
+    if not library.metrics(backend)["compresses"]:
+        logger.info("gflow: gradients are not compressed here: the optimizer keeps its momentum")
+        return False
+    library.set_momentum(backend, factor, nesterov)
+    for params in optimizer.param_groups:
+        if _TAKEN not in params:
+            params["weight_decay"] = params["weight_decay"] / (1 - factor)
+        params[_TAKEN] = [factor, nesterov]
+        params["momentum"], params["nesterov"] = 0.0, False
+    for state in optimizer.state.values():
+        # What it holds belongs to steps before this one; the engine starts anew.
+        state.pop("momentum_buffer", None)
+    return True
+
+
+def _momentum_of(groups: list[dict[str, Any]]) -> tuple[float, bool]:
+    """The one momentum of all parameter groups, also if it was taken before."""
+    found = {
+        tuple(params.get(_TAKEN, (params["momentum"], params["nesterov"]))) for params in groups
+    }
+    if len(found) != 1:
+        raise ValueError(
+            f"gflow.take_momentum: expected one momentum for all parameter groups, got "
+            f"{sorted(found)}. Give all groups the same, or leave the momentum to the optimizer."
+        )
+    ((factor, nesterov),) = found
+    if not 0 < factor < 1:
+        raise ValueError(
+            f"gflow.take_momentum: the optimizer has momentum {factor}, expected a number between "
+            "0 and 1. Without momentum there is nothing to take."
+        )
+    if any(params["dampening"] != 0 for params in groups):
+        raise ValueError(
+            "gflow.take_momentum: dampening is not supported: set dampening=0 and a learning rate "
+            "that is smaller by as much, or leave the momentum to the optimizer."
+        )
+    return float(factor), bool(nesterov)
+
+
+def _refuse_what_is_never_compressed(groups: list[dict[str, Any]]) -> None:
+    exact = [
+        parameter.dtype
+        for params in groups
+        for parameter in params["params"]
+        if parameter.requires_grad and parameter.dtype not in _COMPRESSED
+    ]
+    if exact:
+        names = ", ".join(sorted({str(dtype) for dtype in exact}))
+        raise ValueError(
+            f"gflow.take_momentum: {len(exact)} parameters are of {names}, whose gradients are "
+            "always exchanged exactly and would be left without momentum. Give them an optimizer "
+            "of their own."
+        )

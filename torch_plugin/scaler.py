@@ -1,0 +1,58 @@
+"""Keeps residuals in step with a ``GradScaler``.
+
+What is kept of the gradients is in the unit that the scaler multiplies the loss by. When that
+changes, what is kept must change with it; and when the scaler skips a step because something was
+not finite, what was sent in that step was never used, so it goes back to be sent again.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gflow import native
+from gflow.backend import backend_of
+
+
+def watch(
+    scaler: torch.amp.GradScaler, group: dist.ProcessGroup | None = None
+) -> torch.amp.GradScaler:
+    """Follow ``scaler.update()`` from now on. Call it once for each scaler, on every rank.
+
+    It costs memory: a second copy of what is kept of the gradients, to go back to.
+
+    Args:
+        scaler: the job's scaler.
+        group: the process group that DDP uses; by default the whole world's.
+
+    Returns:
+        The scaler itself.
+
+    Example:
+        >>> scaler = gflow.watch(torch.amp.GradScaler("cuda"))  # doctest: +SKIP
+    """
+    if not isinstance(scaler, torch.amp.GradScaler):
+        raise TypeError(f"gflow.watch: expected a GradScaler, got {type(scaler).__name__}")
+    library, backend = native.load(), backend_of(group)
+    if not scaler.is_enabled() or not library.metrics(backend)["compresses"]:
+        return scaler
+    if getattr(scaler.update, "__wrapped__", None) is not None:
+        raise RuntimeError("gflow.watch: this scaler is watched already")
+    library.keep_for_undo(backend, True)
+    update = scaler.update
+
+    @functools.wraps(update)
+    def update_and_tell(new_scale: Any = None) -> None:
+        before = scaler.get_scale()
+        update(new_scale)
+        after = scaler.get_scale()
+        # A scaler makes its scale smaller exactly when it has skipped; what a user sets says
+        # nothing of that.
+        skipped = new_scale is None and after < before
+        library.take_note_of_step(backend, skipped, after / before if before else 1.0)
+
+    scaler.update = update_and_tell  # type: ignore[method-assign]
+    return scaler

@@ -1,0 +1,243 @@
+"""What the engine keeps of gradients from step to step, to be saved and loaded.
+
+Each rank has a state of its own: what it has not sent yet, its velocity and its steps. A training
+that goes on from a saved state is, bit for bit, the one that was not interrupted. If the ranks, the
+hosts or the model have changed since, loading says so; asked to, it brings over all that still has
+a place, so that no gradient is lost that has somewhere to go.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from gflow import native
+from gflow.backend import backend_of, group_or_default
+from gflow.folding import Target, differences, fold
+from gflow.layout import Place, models_of, parameters_of, places_of, settle, usual_layout
+
+logger = logging.getLogger("gflow")
+
+FORMAT = 1
+
+Models = list[DistributedDataParallel] | None
+
+
+class Loaded(NamedTuple):
+    """What came of loading a state.
+
+    Attributes:
+        differences: in what the state and this job differ; empty if it was loaded as it is.
+        dropped: what of the state has no place here.
+    """
+
+    differences: list[str]
+    dropped: list[str]
+
+
+def state_dict(group: dist.ProcessGroup | None = None, *, models: Models = None) -> dict[str, Any]:
+    """Return what this rank keeps of gradients, to be saved with ``torch.save``.
+
+    Every rank must save its own. Call it between two steps.
+
+    Args:
+        group: the process group that DDP uses; by default the whole world's.
+        models: its DDP models, in the order in which they were wrapped. By default all that there
+            are; to be given, for saving and for loading, if two have parameters of the same names.
+
+    Example:
+        >>> torch.save(gflow.state_dict(), f"gflow-{dist.get_rank()}.pt")  # doctest: +SKIP
+    """
+    group = group_or_default(group)
+    library, backend = native.load(), backend_of(group)
+    found = models_of(group, models)
+    places = places_of(found, backend, in_order=models is not None)
+    order = sorted(range(len(found)), key=lambda index: [place.number for place in places[index]])
+    if models is not None:
+        order = list(range(len(found)))
+    saved = [_model_state(found[index], places[index], backend) for index in order]
+    _refuse_twins([model["parameters"] for model in saved], models)
+    hosts, carriers, host, place = library.topology(backend)
+    return {
+        "gflow": FORMAT,
+        "rank": group.rank(),
+        "world_size": group.size(),
+        "hosts": hosts,
+        "carriers": carriers,
+        "host": host,
+        "place": place,
+        "models": saved,
+    }
+
+
+def load_state_dict(
+    state: dict[str, Any] | Sequence[dict[str, Any]],
+    group: dist.ProcessGroup | None = None,
+    *,
+    models: Models = None,
+    strict: bool = True,
+) -> Loaded:
+    """Go on from what :func:`state_dict` returned. Every rank must call it.
+
+    Call it when the models are wrapped in DDP and have their parameters, before the first step.
+
+    Args:
+        state: of this rank; or, if ranks or hosts have changed, the states of all ranks that saved.
+        group: the process group that DDP uses; by default the whole world's.
+        models: as for :func:`state_dict`.
+        strict: refuse a state of other ranks, hosts or models. Else all that still has a place
+            here is brought over, and what has none is returned and logged.
+
+    Example:
+        >>> state = torch.load(f"gflow-{dist.get_rank()}.pt")  # doctest: +SKIP
+        >>> gflow.load_state_dict(state)  # doctest: +SKIP
+    """
+    group = group_or_default(group)
+    library, backend = native.load(), backend_of(group)
+    states = [state] if isinstance(state, dict) else list(state)
+    _refuse_what_is_no_state(states)
+    found = models_of(group, models)
+    names = [_parameters(model) for model in found]
+    _refuse_twins(names, models)
+    hosts, carriers, host, place = library.topology(backend)
+    target = Target(group.rank(), group.size(), hosts, carriers, host, place, names)
+    different = differences(states, target)
+    if different and strict:
+        raise RuntimeError(
+            "gflow: this state does not fit: " + "; ".join(different) + ". Load the state that "
+            "fits, or bring over what still has a place with load_state_dict(states_of_all_ranks, "
+            "strict=False)"
+        )
+    settled = _settle(found, names, states, backend, in_order=models is not None)
+    dropped = fold(states, target, settled, backend, library)
+    for what in dropped:
+        logger.warning("gflow: dropped from the state that was loaded: %s", what)
+    return Loaded(different, dropped)
+
+
+class State:
+    """The same as an object that ``torch.distributed.checkpoint`` saves and loads.
+
+    Each rank has an entry of its own in the checkpoint. To load the checkpoint of a job with
+    another number of ranks, say how many it had.
+
+    Args:
+        group: the process group that DDP uses; by default the whole world's.
+        models: as for :func:`state_dict`.
+        strict: as for :func:`load_state_dict`.
+        saved_ranks: ranks of the job that saved, if there were more or fewer.
+
+    Example:
+        >>> app = {"model": model, "gflow": gflow.State()}  # doctest: +SKIP
+        >>> dcp.save(app, checkpoint_id="step-100")  # doctest: +SKIP
+        >>> dcp.load(app, checkpoint_id="step-100")  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        models: Models = None,
+        strict: bool = True,
+        saved_ranks: int | None = None,
+    ) -> None:
+        self._group = group_or_default(group)
+        self._models = models
+        self._strict = strict
+        self._saved_ranks = saved_ranks
+
+    def state_dict(self) -> dict[str, bytes]:
+        """This rank's entry; before loading, the entries to ask for."""
+        if self._saved_ranks is not None:
+            return {f"rank{rank}": b"" for rank in range(self._saved_ranks)}
+        # As bytes, because a checkpoint loads tensors only into tensors that are there already.
+        buffer = io.BytesIO()
+        torch.save(state_dict(self._group, models=self._models), buffer)
+        return {f"rank{self._group.rank()}": buffer.getvalue()}
+
+    def load_state_dict(self, entries: dict[str, bytes]) -> None:
+        """Take what was loaded."""
+        states = [torch.load(io.BytesIO(entry)) for entry in entries.values()]
+        load_state_dict(states, self._group, models=self._models, strict=self._strict)
+
+
+def _model_state(model: Any, places: list[Place], backend: Any) -> dict[str, Any]:
+    library = native.load()
+    buckets = []
+    for place in places:
+        step, residual, velocity = library.bucket_state(backend, place.number)
+        start, end = library.shard_of(backend, place.numel * place.dtype.itemsize)
+        size = place.dtype.itemsize
+        buckets.append(
+            {
+                "parameters": place.parameters,
+                "shard": [start // size, end // size],
+                "step": step,
+                "residual": residual,
+                "velocity": velocity,
+            }
+        )
+    return {"parameters": _parameters(model), "buckets": buckets, "layout": _whole_layout(model)}
+
+
+def _whole_layout(model: DistributedDataParallel) -> list[list[int]]:
+    """By bucket, its parameters; also of buckets that are never compressed."""
+    numbers = {id(p): number for number, p in enumerate(parameters_of(model).values())}
+    buckets = model.reducer._get_zeros_like_grad_buckets()
+    return [[numbers[id(p)] for p in bucket.parameters()] for bucket in buckets]
+
+
+def _parameters(model: DistributedDataParallel) -> list[list[Any]]:
+    return [[name, parameter.numel()] for name, parameter in parameters_of(model).items()]
+
+
+def _settle(
+    models: list[DistributedDataParallel],
+    names: list[list[list[Any]]],
+    states: list[dict[str, Any]],
+    backend: Any,
+    *,
+    in_order: bool,
+) -> list[list[Place]]:
+    """Make DDP's layout final, like the saved one if there is one; return the places."""
+    layouts = {str(saved["parameters"]): saved["layout"] for saved in states[0]["models"]}
+    settled = [
+        settle(model, backend, layouts.get(str(own)) or usual_layout(model))
+        for model, own in zip(models, names, strict=True)
+    ]
+    missing = [index for index, places in enumerate(settled) if places is None]
+    rest = places_of([models[index] for index in missing], backend, in_order=in_order)
+    for index, places in zip(missing, rest, strict=True):
+        settled[index] = places
+    return [places for places in settled if places is not None]
+
+
+def _refuse_twins(names: list[list[list[Any]]], models: Models) -> None:
+    if models is None and any(names.count(one) > 1 for one in names):
+        raise RuntimeError(
+            "gflow: two models of this process group have parameters of the same names, so their "
+            "states cannot be told apart: give models=[...] in the order in which they were "
+            "wrapped, for saving and for loading"
+        )
+
+
+def _refuse_what_is_no_state(states: list[Any]) -> None:
+    if not states:
+        raise ValueError("gflow: expected a state, or the states of several ranks, got none")
+    for state in states:
+        if not isinstance(state, dict) or "gflow" not in state:
+            raise ValueError(
+                f"gflow: expected what gflow.state_dict() returned, got {type(state).__name__}"
+                + (f" with {sorted(map(str, state))[:5]}" if isinstance(state, dict) else "")
+            )
+        if state["gflow"] != FORMAT:
+            raise ValueError(
+                f"gflow: this state has format {state['gflow']}, expected {FORMAT}: it was saved "
+                "by another version of gflow"
+            )
