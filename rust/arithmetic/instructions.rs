@@ -51,14 +51,17 @@ impl Instructions {
 /// module of the given name. The body must be `#[inline(always)]` all the way down, or a part of
 /// it stays compiled for the portable set.
 macro_rules! for_each_instruction_set {
-    (mod $module:ident = $body:ident; <$($type:ident: $bound:path),*>($($argument:ident: $of:ty),*)) => {
+    (
+        mod $module:ident = $body:ident;
+        <$($type:ident: $bound:path),*>($($argument:ident: $of:ty),*) $(-> $result:ty)?
+    ) => {
         mod $module {
             #[allow(unused_imports)]
             use super::*;
 
             /// # Safety
             /// As for the body.
-            pub unsafe fn portable<$($type: $bound),*>($($argument: $of),*) {
+            pub unsafe fn portable<$($type: $bound),*>($($argument: $of),*) $(-> $result)? {
                 // SAFETY: the caller's promise.
                 unsafe { $body::<$($type),*>($($argument),*) }
             }
@@ -67,7 +70,7 @@ macro_rules! for_each_instruction_set {
             /// As for the body, and `Instructions::Avx2` are here.
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,f16c,fma")]
-            pub unsafe fn avx2<$($type: $bound),*>($($argument: $of),*) {
+            pub unsafe fn avx2<$($type: $bound),*>($($argument: $of),*) $(-> $result)? {
                 // SAFETY: the caller's promise.
                 unsafe { $body::<$($type),*>($($argument),*) }
             }
@@ -76,11 +79,11 @@ macro_rules! for_each_instruction_set {
             /// As for the body, and `Instructions::Avx512` are here.
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,f16c,fma,avx512f,avx512bw,avx512dq,avx512vl")]
-            pub unsafe fn avx512<$($type: $bound),*>($($argument: $of),*) {
+            pub unsafe fn avx512<$($type: $bound),*>($($argument: $of),*) $(-> $result)? {
                 // SAFETY: the caller's promise.
                 unsafe { $body::<$($type),*>($($argument),*) }
             }
         }
     };
 }
-pub(super) use for_each_instruction_set;
+pub(crate) use for_each_instruction_set;

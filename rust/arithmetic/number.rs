@@ -3,8 +3,14 @@
 //! Everything here is `#[inline(always)]`, so that it is compiled for the instruction set of the
 //! kernel it ends up in. Nothing here may panic: an overflow of integers wraps.
 
+/// What is only bits: memory may be taken for it, and it for memory.
+///
+/// # Safety
+/// Any bits are a value of it, and it has no byte without a value.
+pub unsafe trait Plain: Copy {}
+
 /// A number, or a register full of them.
-pub trait Number: Copy {
+pub trait Number: Plain {
     fn add(self, other: Self) -> Self;
     fn multiply(self, other: Self) -> Self;
     /// The smaller; a NaN if either is one. Of two equal ones, `other` (zeros differ in sign).
@@ -18,8 +24,18 @@ pub trait Divisible: Number {
     fn divide(self, by: usize) -> Self;
 }
 
+/// A float of single precision, or registers of them.
+pub trait Float: Number {
+    /// The same number everywhere.
+    fn all(number: f32) -> Self;
+    fn subtract(self, other: Self) -> Self;
+    fn magnitude(self) -> Self;
+    /// `yes` where `self` is finite, `no` where it is not.
+    fn pick_if_finite(self, yes: Self, no: Self) -> Self;
+}
+
 /// One element in memory, or as many as a register holds.
-pub trait Stored: Copy {
+pub trait Stored: Plain {
     /// What it is calculated with: itself, or something wider.
     type Number: Number;
     /// How many elements this is.
@@ -33,6 +49,9 @@ pub trait Stored: Copy {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Pair<N>(pub N, pub N);
+
+// SAFETY: the second follows the first without a gap, for both are of one type.
+unsafe impl<T: Plain> Plain for Pair<T> {}
 
 impl<N: Number> Number for Pair<N> {
     #[inline(always)]
@@ -60,6 +79,65 @@ impl<N: Divisible> Divisible for Pair<N> {
     #[inline(always)]
     fn divide(self, by: usize) -> Self {
         Pair(self.0.divide(by), self.1.divide(by))
+    }
+}
+
+impl<N: Float> Float for Pair<N> {
+    #[inline(always)]
+    fn all(number: f32) -> Self {
+        Pair(N::all(number), N::all(number))
+    }
+
+    #[inline(always)]
+    fn subtract(self, other: Self) -> Self {
+        Pair(self.0.subtract(other.0), self.1.subtract(other.1))
+    }
+
+    #[inline(always)]
+    fn magnitude(self) -> Self {
+        Pair(self.0.magnitude(), self.1.magnitude())
+    }
+
+    #[inline(always)]
+    fn pick_if_finite(self, yes: Self, no: Self) -> Self {
+        Pair(self.0.pick_if_finite(yes.0, no.0), self.1.pick_if_finite(yes.1, no.1))
+    }
+}
+
+impl<S: Stored> Stored for Pair<S> {
+    type Number = Pair<S::Number>;
+    const COUNT: usize = 2 * S::COUNT;
+
+    #[inline(always)]
+    fn widen(self) -> Self::Number {
+        Pair(self.0.widen(), self.1.widen())
+    }
+
+    #[inline(always)]
+    fn narrow(number: Self::Number) -> Self {
+        Pair(S::narrow(number.0), S::narrow(number.1))
+    }
+}
+
+impl Float for f32 {
+    #[inline(always)]
+    fn all(number: f32) -> Self {
+        number
+    }
+
+    #[inline(always)]
+    fn subtract(self, other: Self) -> Self {
+        self - other
+    }
+
+    #[inline(always)]
+    fn magnitude(self) -> Self {
+        self.abs()
+    }
+
+    #[inline(always)]
+    fn pick_if_finite(self, yes: Self, no: Self) -> Self {
+        if self.abs() < f32::INFINITY { yes } else { no }
     }
 }
 
@@ -152,6 +230,16 @@ macro_rules! stored_as_itself {
     };
 }
 
+macro_rules! plain {
+    ($($number:ty),*) => {
+        $(
+            // SAFETY: a primitive number.
+            unsafe impl Plain for $number {}
+        )*
+    };
+}
+
+plain!(f32, f64, i8, u8, u16, i32, i64);
 float!(f32);
 float!(f64);
 integer!(i8);

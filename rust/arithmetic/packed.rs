@@ -1,11 +1,13 @@
-//! Half-precision floats by the register, for the x86 instructions that convert them: the
-//! compiler does not find those by itself in a loop over single elements.
+//! Floats by the register. For half precision x86 has instructions that convert, which the
+//! compiler does not find by itself in a loop over single elements.
 //!
 //! The types here must never be named but by the kernels of their instruction set; that is what
 //! makes each `unsafe` here sound.
 
-use super::number::{Divisible, Number, Pair, Stored};
+use super::number::{Divisible, Float, Number, Pair, Plain, Stored};
+use super::sixteen::BF16;
 use std::arch::x86_64::*;
+use std::mem::transmute;
 
 /// A register full of half-precision floats in memory, for AVX2 with F16C.
 #[derive(Clone, Copy)]
@@ -17,6 +19,16 @@ pub struct F16x16([u16; 16]);
 #[repr(transparent)]
 pub struct F16x32([u16; 32]);
 
+/// Half a register of bfloat16 floats in memory, for AVX2.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct BF16x8([u16; 8]);
+
+/// Half a register of bfloat16 floats in memory, for AVX-512.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct BF16x16([u16; 16]);
+
 /// What half of [`F16x16`] widens to.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
@@ -26,6 +38,17 @@ pub struct F32x8(__m256);
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct F32x16(__m512);
+
+macro_rules! plain {
+    ($($numbers:ident),*) => {
+        $(
+            // SAFETY: an array of integers, or a register of floats, and nothing else.
+            unsafe impl Plain for $numbers {}
+        )*
+    };
+}
+
+plain!(F16x16, F16x32, BF16x8, BF16x16, F32x8, F32x16);
 
 impl Stored for F16x16 {
     type Number = Pair<F32x8>;
@@ -87,8 +110,63 @@ impl Stored for F16x32 {
     }
 }
 
+/// In order, unlike `sixteen::BF16x2`: these meet numbers that lie in memory as f32.
+macro_rules! brain_floats {
+    ($stored:ident, $numbers:ident, $count:literal) => {
+        impl Stored for $stored {
+            type Number = $numbers;
+            const COUNT: usize = $count;
+
+            #[inline(always)]
+            fn widen(self) -> $numbers {
+                let mut numbers = [0.0; $count];
+                for (number, bits) in numbers.iter_mut().zip(self.0) {
+                    *number = BF16(bits).widen();
+                }
+                // SAFETY: a register of floats and an array of them are the same bits.
+                unsafe { transmute::<[f32; $count], $numbers>(numbers) }
+            }
+
+            #[inline(always)]
+            fn narrow(numbers: $numbers) -> $stored {
+                // SAFETY: as in `widen`.
+                let numbers = unsafe { transmute::<$numbers, [f32; $count]>(numbers) };
+                let mut stored = [0; $count];
+                for (bits, number) in stored.iter_mut().zip(numbers) {
+                    *bits = BF16::narrow(number).0;
+                }
+                $stored(stored)
+            }
+        }
+    };
+}
+
+brain_floats!(BF16x8, F32x8, 8);
+brain_floats!(BF16x16, F32x16, 16);
+
+macro_rules! stored_as_itself {
+    ($($numbers:ident: $count:literal),*) => {
+        $(impl Stored for $numbers {
+            type Number = Self;
+            const COUNT: usize = $count;
+
+            #[inline(always)]
+            fn widen(self) -> Self {
+                self
+            }
+
+            #[inline(always)]
+            fn narrow(numbers: Self) -> Self {
+                numbers
+            }
+        })*
+    };
+}
+
+stored_as_itself!(F32x8: 8, F32x16: 16);
+
 macro_rules! register {
-    ($numbers:ident: $add:ident $multiply:ident $divide:ident $repeat:ident $min:ident $max:ident $unless_nan:ident) => {
+    ($numbers:ident: $add:ident $subtract:ident $multiply:ident $divide:ident $repeat:ident $min:ident $max:ident $unless_nan:ident $magnitude:ident $if_finite:ident) => {
         impl Number for $numbers {
             #[inline(always)]
             fn add(self, other: Self) -> Self {
@@ -123,11 +201,37 @@ macro_rules! register {
                 Self(unsafe { $divide(self.0, $repeat(by as f32)) })
             }
         }
+
+        impl Float for $numbers {
+            #[inline(always)]
+            fn all(number: f32) -> Self {
+                // SAFETY: as for `add`.
+                Self(unsafe { $repeat(number) })
+            }
+
+            #[inline(always)]
+            fn subtract(self, other: Self) -> Self {
+                // SAFETY: as for `add`.
+                Self(unsafe { $subtract(self.0, other.0) })
+            }
+
+            #[inline(always)]
+            fn magnitude(self) -> Self {
+                // SAFETY: as for `add`.
+                Self(unsafe { $magnitude(self.0) })
+            }
+
+            #[inline(always)]
+            fn pick_if_finite(self, yes: Self, no: Self) -> Self {
+                // SAFETY: as for `add`.
+                Self(unsafe { $if_finite(self.0, yes.0, no.0) })
+            }
+        }
     };
 }
 
-register!(F32x8: _mm256_add_ps _mm256_mul_ps _mm256_div_ps _mm256_set1_ps _mm256_min_ps _mm256_max_ps unless_nan_8);
-register!(F32x16: _mm512_add_ps _mm512_mul_ps _mm512_div_ps _mm512_set1_ps _mm512_min_ps _mm512_max_ps unless_nan_16);
+register!(F32x8: _mm256_add_ps _mm256_sub_ps _mm256_mul_ps _mm256_div_ps _mm256_set1_ps _mm256_min_ps _mm256_max_ps unless_nan_8 magnitude_8 if_finite_8);
+register!(F32x16: _mm512_add_ps _mm512_sub_ps _mm512_mul_ps _mm512_div_ps _mm512_set1_ps _mm512_min_ps _mm512_max_ps unless_nan_16 _mm512_abs_ps if_finite_16);
 
 /// `chosen`, but `first` where that is NaN.
 ///
@@ -147,4 +251,39 @@ unsafe fn unless_nan_8(first: __m256, chosen: __m256) -> __m256 {
 unsafe fn unless_nan_16(first: __m512, chosen: __m512) -> __m512 {
     // SAFETY: the caller's promise.
     unsafe { _mm512_mask_mov_ps(chosen, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(first, first), first) }
+}
+
+/// # Safety
+/// AVX2 is here.
+#[inline(always)]
+unsafe fn magnitude_8(numbers: __m256) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), numbers) }
+}
+
+/// `yes` where `test` is finite, `no` elsewhere.
+///
+/// # Safety
+/// AVX2 is here.
+#[inline(always)]
+unsafe fn if_finite_8(test: __m256, yes: __m256, no: __m256) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let infinity = _mm256_set1_ps(f32::INFINITY);
+        _mm256_blendv_ps(no, yes, _mm256_cmp_ps::<_CMP_LT_OQ>(magnitude_8(test), infinity))
+    }
+}
+
+/// `yes` where `test` is finite, `no` elsewhere.
+///
+/// # Safety
+/// AVX-512 is here.
+#[inline(always)]
+unsafe fn if_finite_16(test: __m512, yes: __m512, no: __m512) -> __m512 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let infinity = _mm512_set1_ps(f32::INFINITY);
+        let finite = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(_mm512_abs_ps(test), infinity);
+        _mm512_mask_mov_ps(no, finite, yes)
+    }
 }
