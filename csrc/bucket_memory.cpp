@@ -38,7 +38,7 @@ at::Tensor BucketMemory::allocate(int64_t numel, const at::TensorOptions& option
     auto owner = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage);
     buckets_.insert_or_assign(
         storage->data(), Bucket{c10::weak_intrusive_ptr<c10::StorageImpl>(owner), storage->nbytes(),
-                                lasts ? ++newest_ : kUnnumbered, std::nullopt});
+                                lasts ? ++newest_ : kUnnumbered, std::nullopt, nullptr, layout_});
   }
   return tensor;
 }
@@ -62,6 +62,16 @@ std::optional<uint32_t> BucketMemory::find(const at::Tensor& tensor) {
   found = buckets_.find(tensor.const_data_ptr());
   if (found != buckets_.end() && found->second.number == number) found->second.has_hook = by_hook;
   return by_hook ? std::nullopt : std::optional(number);
+}
+
+bool BucketMemory::is_last_of_model(uint32_t number) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto own = std::ranges::find_if(
+      buckets_, [&](const auto& entry) { return entry.second.number == number; });
+  if (own == buckets_.end()) return true;
+  return std::ranges::none_of(buckets_, [&](const auto& entry) {
+    return entry.second.layout == own->second.layout && entry.second.number > number;
+  });
 }
 
 std::vector<BucketMemory::Listed> BucketMemory::list() {

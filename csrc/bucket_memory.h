@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 
+#include <atomic>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -40,6 +41,12 @@ class BucketMemory {
   // memory is handed out again.
   std::optional<uint32_t> find(const at::Tensor& tensor);
 
+  // Whether no bucket that was made together with this one comes after it.
+  bool is_last_of_model(uint32_t number);
+
+  // A collective was called: buckets that are made from now on belong to another layout.
+  void end_layout() { ++layout_; }
+
   // The numbered buckets that are alive, in their order.
   std::vector<Listed> list();
 
@@ -55,6 +62,8 @@ class BucketMemory {
     // a hook is registered before that or never.
     std::optional<bool> has_hook;
     const void* parameter = nullptr;
+    // Which buckets were made together.
+    uint64_t layout = 0;
   };
 
   // Takes out what is gone. With the lock held.
@@ -63,6 +72,7 @@ class BucketMemory {
   std::mutex mutex_;
   std::unordered_map<const void*, Bucket> buckets_;
   uint32_t newest_ = kUnnumbered;
+  std::atomic<uint64_t> layout_{0};
   std::vector<uint32_t> gone_;
 };
 

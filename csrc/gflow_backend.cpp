@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "arguments.h"
+#include "caller.h"
 #include "describe.h"
 #include "exchanged_tensors.h"
 #include "gil.h"
@@ -79,6 +80,7 @@ WorkPtr GflowBackend::collective(const char* title, CallDescription call, at::De
                                  Start start) {
   Backend& inner = inner_for(device);
   if (!device.is_cpu()) return start(inner, outputs, inputs);
+  buckets_.end_layout();
 
   const auto limit = opts.timeout > Milliseconds::zero() ? opts.timeout : timeout_.load();
   call.timeout_ms = static_cast<uint64_t>(limit.count());
@@ -164,15 +166,18 @@ WorkPtr GflowBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& 
   auto call = describe(sparse ? OpType::_ALLREDUCE_SPARSE : OpType::ALLREDUCE, tensors);
   call.complaint = arguments::check_in_place(tensors);
   call.reduce_op = opts.reduceOp.op_;
-  if (const auto bucket = gradient_bucket(tensors, opts)) {
-    call.gradient = true;
-    call.bucket = *bucket;
-    await_end_of_pass();
-  }
-  return collective("gflow:all_reduce", std::move(call), device_of(tensors), opts, {tensors}, {},
-                    [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
-                      return inner.allreduce(outputs[0], opts);
-                    });
+  const auto bucket = gradient_bucket(tensors, opts);
+  call.gradient = bucket.has_value();
+  call.bucket = bucket.value_or(BucketMemory::kUnnumbered);
+  // In the first step of a static graph the Reducer brings all buckets when the pass is over.
+  const bool is_over = bucket && current_parameter() == nullptr;
+  if (bucket && !is_over) await_end_of_pass();
+  auto work = collective("gflow:all_reduce", std::move(call), device_of(tensors), opts, {tensors},
+                         {}, [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
+                           return inner.allreduce(outputs[0], opts);
+                         });
+  if (is_over && buckets_.is_last_of_model(*bucket)) end_of_pass();
+  return work;
 }
 
 WorkPtr GflowBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {

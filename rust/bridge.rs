@@ -9,9 +9,9 @@ use crate::collective::call::{self, Call, Kind, View};
 use crate::collective::hosts;
 use crate::collective::span::{Memory, Span};
 use crate::collective::topology::Topology;
-use crate::compress::accumulate::Momentum;
-use crate::compress::schedule::Schedule;
-use crate::compress::wire::Wire;
+use crate::compress::Momentum;
+use crate::compress::Schedule;
+use crate::compress::Wire;
 use crate::engine::Engine;
 use crate::engine::gradients::{Bucket, Gradients, Method};
 use crate::engine::operation::Operation;
@@ -335,7 +335,7 @@ fn read_method(compression: &ffi::Compression, hosts: usize) -> Result<Option<Me
     if !compression.is_on || hosts == 1 {
         return Ok(None);
     }
-    let wire = Wire::parse(&compression.wire).ok_or_else(|| {
+    let wire = Wire::from_name(&compression.wire).ok_or_else(|| {
         Error::Connect(format!("{:?} is no element type for the wire", compression.wire))
     })?;
     let schedule = Schedule {

@@ -2,7 +2,7 @@
 //! the velocity if the engine has taken over the momentum. Both are of this rank's shard only, and
 //! hold finite numbers only.
 
-use crate::compress::accumulate::Momentum;
+use crate::compress::Momentum;
 
 #[derive(Debug, Default)]
 pub struct Bucket {

@@ -7,16 +7,11 @@ use super::parcel::Parcel;
 use crate::arithmetic::element::Element;
 use crate::collective::agreement::{Agreed, AgreedBucket};
 use crate::collective::span::Span;
-use crate::compress::accumulate::{Momentum, accumulate};
-use crate::compress::gradient::Gradient;
-use crate::compress::grid::Grid;
 use crate::compress::hop::take_back;
-use crate::compress::pack::pack;
-use crate::compress::scale::scale_for;
 use crate::compress::schedule::count;
-use crate::compress::selection::select;
-use crate::compress::unpack::{fill, unpack};
-use crate::compress::wire::Wire;
+use crate::compress::{
+    Gradient, Grid, Momentum, Wire, accumulate, fill, pack, scale_for, select, unpack,
+};
 use crate::engine::queue::Job;
 use std::ops::Range;
 
@@ -83,18 +78,26 @@ impl Shard {
         let part = self.span.part(elements.start * each..elements.end * each);
         // SAFETY: from the agreement until it is handed out, the shard is this rank's alone, and
         // the borrow of self keeps it from being borrowed twice.
-        Gradient::new(unsafe { part.as_slice() }, self.element).expect("only such are compressed")
+        let bytes = unsafe { part.as_slice() };
+        Gradient::from_bytes(bytes, self.element).expect("only such are compressed")
     }
 
-    /// Adds the gradient to what was not sent before, and takes the norms of the chunks.
-    pub fn accumulate(&mut self, bucket: &mut Bucket, momentum: Option<Momentum>) {
+    /// Moves the gradient to what was not sent before, and takes the norms of the chunks. What is
+    /// left is zeros: that is what comes back of chunks that are not sent.
+    pub fn accumulate(
+        &mut self,
+        bucket: &mut Bucket,
+        momentum: Option<Momentum>,
+        undo: &mut Vec<f32>,
+    ) {
         bucket.make_room(self.elements(), true, momentum);
         self.norms.clear();
+        undo.resize(2 * self.grid.chunk.min(self.elements()), 0.0);
         for index in 0..self.grid.chunks() {
             let range = self.grid.range(index);
             let momentum = momentum.map(|momentum| (&mut bucket.velocity[range.clone()], momentum));
-            let gradient = self.gradient(range.clone());
-            let norms = accumulate(&gradient, &mut bucket.residual[range], momentum);
+            let mut gradient = self.gradient(range.clone());
+            let norms = accumulate(&mut gradient, &mut bucket.residual[range], momentum, undo);
             self.norms.push(norms.sum);
             self.weight.gradient += f64::from(norms.gradient);
             self.weight.unsent += if norms.sum.is_finite() { f64::from(norms.sum) } else { 0.0 };
@@ -153,19 +156,14 @@ impl Shard {
         }
     }
 
-    /// What is not sent comes back as zeros, and what is not finite on any host as not finite.
-    pub fn clear_the_rest(&mut self) {
-        let mut chosen = std::mem::take(&mut self.chosen);
-        let mut next = chosen.iter().peekable();
+    /// What is not finite on any host comes back as not finite on all.
+    pub fn spread_poison(&mut self) {
         for index in 0..self.grid.chunks() {
-            if next.next_if(|chosen| **chosen as usize == index).is_some() {
-                continue;
-            }
             let norm = self.norms[index];
-            let value = if norm.is_finite() { 0.0 } else { norm };
-            fill(&mut self.gradient(self.grid.range(index)), value);
+            if !norm.is_finite() {
+                fill(&mut self.gradient(self.grid.range(index)), norm);
+            }
         }
-        std::mem::swap(&mut self.chosen, &mut chosen);
     }
 
     /// Puts the sums of the parcel into the gradient, and what this rank rounded off back to what

@@ -2,8 +2,8 @@
 //! every rank of a group and never changes, so all ranks draw the same conclusions from it.
 
 use crate::arithmetic::element::Element;
-use crate::compress::schedule::Schedule;
-use crate::compress::wire::Wire;
+use crate::compress::Schedule;
+use crate::compress::Wire;
 
 /// DDP rebuilds its buckets after the first step, or with a static graph after the second. What is
 /// exchanged before that must leave nothing behind: its bucket is never seen again.

@@ -31,8 +31,7 @@ use crate::collective::call::Call;
 use crate::collective::fabric::Fabric;
 use crate::collective::hosts;
 use crate::collective::span::Span;
-use crate::compress::accumulate::{Momentum, add_velocity};
-use crate::compress::gradient::Gradient;
+use crate::compress::{Gradient, Momentum, add_velocity};
 use crate::metrics::gradients::{Exchanged, GradientCounters, Stage};
 use crate::transport::Failure;
 use courier::Delivery;
@@ -55,6 +54,8 @@ pub struct Gradients {
     courier: Option<Courier>,
     /// A parcel that came back; its memory is used again.
     used: Option<Parcel>,
+    /// Room in which a chunk is remembered while it is changed.
+    room: Vec<f32>,
     undo: Undo,
     counters: Arc<GradientCounters>,
 }
@@ -93,6 +94,7 @@ impl Gradients {
             under_way: None,
             courier: None,
             used: None,
+            room: Vec::new(),
             undo: Undo::default(),
             counters: Arc::default(),
         }
@@ -149,7 +151,7 @@ impl Gradients {
                 kept.keep(self.undo.pass, |pass| self.undo.poisoned.contains(&pass));
             }
             // SAFETY: until it is handed out, the shard is this rank's alone.
-            let gradient = Gradient::new(unsafe { shard.as_slice() }, element);
+            let gradient = Gradient::from_bytes(unsafe { shard.as_slice() }, element);
             let mut gradient = gradient.expect("only such have momentum here");
             add_velocity(&mut gradient, &mut kept.velocity, momentum);
         }
@@ -157,7 +159,7 @@ impl Gradients {
             .time(Stage::Wire, || hosts::reduce_across(fabric, tensor, reducer, deadline))?;
         if let Some(shard) = shard.filter(|_| momentum.is_some() && self.undo.is_wanted) {
             // SAFETY: as above.
-            let gradient = Gradient::new(unsafe { shard.as_slice() }, element);
+            let gradient = Gradient::from_bytes(unsafe { shard.as_slice() }, element);
             if gradient.is_some_and(|gradient| !gradient.is_finite()) {
                 self.undo.poisoned.push(self.undo.pass);
             }
@@ -284,7 +286,7 @@ impl Gradients {
         members: &mut [Member],
         deadline: Instant,
     ) -> Result<(), Failure> {
-        let Gradients { method, momentum, buckets, courier, undo, counters, .. } = self;
+        let Gradients { method, momentum, buckets, courier, undo, counters, room, used, .. } = self;
         let (Some(method), Some(courier)) = (method, courier) else { return Ok(()) };
         let seq = members[0].job.seq;
         let mut shards: Vec<_> = members
@@ -300,7 +302,7 @@ impl Gradients {
                 if undo.is_wanted {
                     bucket.keep(undo.pass, |pass| undo.poisoned.contains(&pass));
                 }
-                shard.accumulate(bucket, *momentum);
+                shard.accumulate(bucket, *momentum, room);
             }
         });
 
@@ -320,7 +322,7 @@ impl Gradients {
                 elements += shard.take_place(elements);
                 (sums, own) = (later, &own[norms.len()..]);
             }
-            let mut parcel = Parcel::new(method.wire, elements, deadline, self.used.take());
+            let mut parcel = Parcel::new(method.wire, elements, deadline, used.take());
             for (number, _, shard) in &mut shards {
                 let bucket = buckets.entry(*number).or_default();
                 shard.pack(bucket, method.wire, &mut parcel);
@@ -330,15 +332,10 @@ impl Gradients {
         if shards.iter().any(|(_, _, shard)| shard.is_poisoned()) {
             undo.poisoned.push(undo.pass);
         }
-        courier.send(parcel).map_err(|_| Failure::Interrupted)?;
-
-        // While it is on its way.
-        counters.time(Stage::Unpack, || {
-            for (_, _, shard) in &mut shards {
-                shard.clear_the_rest();
-            }
-        });
-        Ok(())
+        for (_, _, shard) in &mut shards {
+            shard.spread_poison();
+        }
+        courier.send(parcel).map_err(|_| Failure::Interrupted)
     }
 
     /// Completes the oldest exchange under way, whose members these are.

@@ -5,7 +5,7 @@
 //! They are added in the order of hosts, whoever adds them, so all get the same sums to the bit.
 
 use crate::collective::fabric::Fabric;
-use crate::compress::selection::add_norms;
+use crate::compress::add_norms;
 use crate::transport::Failure;
 use crate::transport::frame::MAX_PAYLOAD;
 use std::time::Instant;

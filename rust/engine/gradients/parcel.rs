@@ -4,8 +4,8 @@
 //! and with what this rank has rounded off while it added.
 
 use crate::collective::ring::{Combine, Ring};
+use crate::compress::Wire;
 use crate::compress::hop;
-use crate::compress::wire::Wire;
 use crate::transport::{Failure, Watch};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
