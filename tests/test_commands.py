@@ -407,6 +407,29 @@ def test_ddp_measures_all_contenders_and_writes_what_it_measured(
     assert picture.exists() == can_draw()
 
 
+def test_what_gflow_counts_of_hidden_and_exposed_exchange_is_reported_where_it_is_counted() -> None:
+    from gflow.commands.ddp.report import tables
+
+    about = {"model": "alexnet", "batch": 4, "image": 224, "hosts": 2, "bucket_view": True,
+             "density": 0.1, "fusion_bytes": 1 << 20, "warnings": []}  # fmt: skip
+    numbers = {"median_ms": 2.0, "low_ms": 1.0, "high_ms": 3.0, "cpu_s_per_step": 1.0}
+    row = {"contender": "gflow", "sent_bytes_per_step": 1e6, **numbers}
+    assert "hidden" not in tables([row], about)
+    row["counters_per_step"] = {"hidden_seconds": 0.125, "exposed_seconds": 0.0625}
+    said = tables([row], about)
+    assert "125 ms of exchange per step ran beside the backward pass (hidden)" in said
+    assert "62 ms after it (exposed)" in said
+
+
+def test_a_mean_lies_within_below_or_above_what_the_dense_trainings_span() -> None:
+    from gflow.commands.quality.spread import Spread
+
+    dense = Spread.of([2.0, 3.0, 4.0])
+    places = {mean: Spread.of([mean]).place_in(dense) for mean in (1.9, 2.0, 4.0, 4.1)}
+    assert places == {1.9: "below", 2.0: "within", 4.0: "within", 4.1: "above"}
+    assert Spread.of([float("nan")]).place_in(dense) == "no number"
+
+
 def drift_apart(rank: Any) -> None:
     import torch.distributed as dist
 
@@ -422,9 +445,7 @@ def drift_apart(rank: Any) -> None:
     replica.check()
 
 
-def test_a_contender_whose_replicas_drift_apart_is_not_timed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_contender_whose_replicas_drift_apart_is_not_timed() -> None:
     from gflow.commands import ranks
 
     with pytest.raises(ranks.RanksFailed, match="Gloo: the ranks have different weights"):
@@ -459,7 +480,7 @@ def test_quality_trains_every_variant_on_the_same_data(
             )
             assert end == pytest.approx(dense, rel=1e-2)
         assert first[0] != first[1]
-    for words in ("dense range", "density 0.5", "Loss over time is not drawn", "2 seeds"):
+    for words in ("dense range", "density 0.5", "Loss over time is not drawn", "over seeds (2)"):
         assert words in said
     assert picture.exists() == can_draw()
 

@@ -68,7 +68,7 @@ def draw(rows: Sequence[dict[str, Any]], about: dict[str, Any], path: Path) -> N
 
 def _title(about: dict[str, Any]) -> list[str]:
     where = show_layout(about["hosts"], about["ranks"], about["rate"])
-    what = f"a DDP step of {NETWORKS[about['model']].label}, {about['batch']} images per rank"
+    what = f"a DDP step of {NETWORKS[about['model']].label}, batch {about['batch']} per rank"
     versions = [f"torch {about['torch']}", f"gflow {about['gflow']}, density {about['density']:g}"]
     title = [f"{what}: {where}, {about['cores']} cores", ", ".join(versions)]
     return title + [f"({text})" for text in about["warnings"]]

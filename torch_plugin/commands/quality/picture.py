@@ -67,5 +67,5 @@ def _draw_panel(axes: Any, trainings: dict[str, list[dict[str, Any]]], column: s
 
 
 def _caption(about: dict[str, Any]) -> str:
-    words = f"mean and range of {about['seeds']} seeds, chunks of {about['chunk']} elements"
+    words = f"mean and range over seeds ({about['seeds']}), chunks of {about['chunk']} elements"
     return f"{words}, torch {about['torch']}, gflow {about['gflow']}"

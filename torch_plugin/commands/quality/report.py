@@ -70,8 +70,8 @@ def _words(
         steps = next(row["steps"] for row in rows if row["task"] == task)
         words.append(f"{task}: {TASKS[task].summary}; {steps} steps.")
     words += [
-        f"Mean (least..most) of {about['seeds']} seeds, after the last step; a seed has the same "
-        "weights and data in every variant.",
+        f"Mean (least..most) over seeds ({about['seeds']}), after the last step; a seed has the "
+        "same weights and data in every variant.",
         "dense range: where the mean held-out loss lies, by the least and the most of the dense "
         "trainings.",
         f"Chunks of {about['chunk']} elements; a tenth of the steps is dense, and the density is "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,11 +34,11 @@ class Spread:
             >>> Spread(3.0, 1.0, 6.0).place_in(Spread(4.0, 3.5, 5.0))
             'below'
         """
+        if math.isnan(self.mean + other.mean):
+            return "no number"
         if self.mean < other.least:
             return "below"
-        if self.mean > other.most:
-            return "above"
-        return "within" if self.mean == self.mean else "no number"
+        return "above" if self.mean > other.most else "within"
 
 
 def by_variant(rows: Sequence[dict[str, Any]], task: str) -> dict[str, list[dict[str, Any]]]:

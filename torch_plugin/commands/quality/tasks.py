@@ -87,8 +87,8 @@ TASKS = {
         None,
         has_momentum=False,
         parameters=834_304,
-        step_seconds=0.07,
-        steps=400,
-        quick_steps=20,
+        step_seconds=0.04,
+        steps=700,
+        quick_steps=30,
     ),
 }

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from gflow.models import CharacterGPT
 
-_BATCH = 16
+_BATCH = 8
 _CONTEXT = 64
 _SAMPLE = 128
 #: One file of so many is held out.
 _HELD_OUT = 10
-_LEARNING_RATE = 3e-3
+_LEARNING_RATE = 1e-3
 
 
 class Text:
