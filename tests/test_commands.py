@@ -3,6 +3,7 @@
 No test may depend on how long something takes, nor on which contender is faster.
 """
 
+import importlib.util
 import json
 import os
 import shutil
@@ -78,12 +79,16 @@ def test_version() -> None:
     assert (done.returncode, done.stdout) == (0, f"gflow {__version__}\n")
 
 
-def test_help_does_not_need_torch() -> None:
+@pytest.mark.parametrize(
+    ("benchmark", "option"),
+    [("allreduce", "--sizes"), ("ddp", "--no-bucket-view"), ("quality", "--densities")],
+)
+def test_help_does_not_need_torch(benchmark: str, option: str) -> None:
     source = "import sys; sys.modules['torch'] = None; from gflow.__main__ import main; main()"
-    command = [sys.executable, "-c", source, "bench", "allreduce", "--help"]
+    command = [sys.executable, "-c", source, "bench", benchmark, "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "--sizes" in done.stdout
+    assert option in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -106,6 +111,18 @@ def test_help_does_not_need_torch() -> None:
         (["bench", "allreduce", "--contenders", "gloo,glue"], "'glue' is not a contender"),
         (["bench", "allreduce", "--json", "/no/such/folder/x.json"], "cannot write"),
         (["bench", "allreduce", "--plot", "picture.doc"], "must end in .png or .svg"),
+        (["bench", "ddp", "--model", "vgg"], "invalid choice: 'vgg'"),
+        (["bench", "ddp", "--image", "32"], "'32' is not a whole number of at least 64"),
+        (["bench", "ddp", "--rounds", "none"], "'none' is not a whole number of at least 1"),
+        (["bench", "ddp", "--density", "7"], "'7' must be a number over 0 and at most 1"),
+        (["bench", "ddp", "--fusion-bytes", "-1"], "must be a whole number of bytes, at least 0"),
+        (["bench", "ddp", "--contenders", "mpich"], "'mpich' is not a contender"),
+        (["bench", "ddp", "--hosts", "1", "--ranks", "1"], "at least 2"),
+        (["bench", "ddp", "--hosts", "1", "--rate", "1gbit"], "one host has no link to limit"),
+        (["bench", "quality", "--tasks", "cats"], "'cats' is not a task"),
+        (["bench", "quality", "--densities", "0.1,0"], "'0' must be a number over 0"),
+        (["bench", "quality", "--chunk", "0"], "'0' must be a whole number, at least 1"),
+        (["bench", "quality", "--seeds", "0"], "'0' is not a whole number of at least 1"),
         (["doctor", "--deadline", "inf"], "'inf' is not a number of seconds over 0"),
     ],
 )
@@ -132,16 +149,31 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
     assert "pip install matplotlib" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["allreduce", "--hosts", "2"], ["ddp"]])
 def test_several_hosts_without_root_are_refused_with_what_is_needed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from gflow.__main__ import main
 
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(SystemExit) as exit:
-        main(["bench", "allreduce", "--hosts", "2"])
+        main(["bench", *command])
     assert exit.value.code == 2
-    assert "needs root" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "needs root" in said
+    assert "--hosts 1 --ranks 2" in said
+
+
+def test_quality_stays_on_one_host_where_no_others_can_be_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from gflow.commands.line import parse
+    from gflow.commands.quality import options
+
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    chosen = parse(["bench", "quality"])
+    options.settle(chosen)
+    assert (chosen.hosts, chosen.ranks, chosen.rate) == (1, 2, None)
 
 
 # --- doctor
@@ -339,6 +371,135 @@ def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
     assert read_sizes(text) == [size]
 
 
+# --- bench ddp and quality
+
+
+def can_draw() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def test_ddp_measures_all_contenders_and_writes_what_it_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gflow.__main__ import main
+    from gflow.commands.ddp.contenders import LABELS
+
+    numbers, picture = tmp_path / "numbers.json", tmp_path / "picture.png"
+    small = ["--model", "resnet50", "--image", "64", "--batch", "1", "--rounds", "1"]
+    options = ["--hosts", "1", "--steps", "1", "--no-bucket-view", "--json", str(numbers)]
+    options += ["--plot", str(picture)] if can_draw() else []
+    assert main(["bench", "ddp", *small, *options]) == 0
+    said = capsys.readouterr().out
+    report = json.loads(numbers.read_text())
+    assert (report["hosts"], report["ranks"], report["bucket_view"]) == (1, 2, False)
+    assert [row["contender"] for row in report["rows"]] == list(LABELS)
+    for row in report["rows"]:
+        assert 0 < row["low_ms"] <= row["median_ms"] <= row["high_ms"]
+        assert row["cpu_s_per_step"] > 0
+        assert row["ratio_to_none"] > 0
+        assert row["speedup_over_gloo"] > 0
+        has_counters = row["contender"].startswith("gflow")
+        assert ("counters_per_step" in row) == has_counters
+        if has_counters:
+            assert row["counters_per_step"]["gradient_bytes"] == 4 * 25_557_032
+    for words in (*LABELS.values(), "every rank is a host of its own", "loopback", "copied"):
+        assert words in said
+    assert picture.exists() == can_draw()
+
+
+def test_what_gflow_counts_of_hidden_and_exposed_exchange_is_reported_where_it_is_counted() -> None:
+    from gflow.commands.ddp.report import tables
+
+    about = {"model": "alexnet", "batch": 4, "image": 224, "hosts": 2, "bucket_view": True,
+             "density": 0.1, "fusion_bytes": 1 << 20, "warnings": []}  # fmt: skip
+    numbers = {"median_ms": 2.0, "low_ms": 1.0, "high_ms": 3.0, "cpu_s_per_step": 1.0}
+    row = {"contender": "gflow", "sent_bytes_per_step": 1e6, **numbers}
+    assert "hidden" not in tables([row], about)
+    row["counters_per_step"] = {"hidden_seconds": 0.125, "exposed_seconds": 0.0625}
+    said = tables([row], about)
+    assert "125 ms of exchange per step ran beside the backward pass (hidden)" in said
+    assert "62 ms after it (exposed)" in said
+
+
+def test_a_mean_lies_within_below_or_above_what_the_dense_trainings_span() -> None:
+    from gflow.commands.quality.spread import Spread
+
+    dense = Spread.of([2.0, 3.0, 4.0])
+    places = {mean: Spread.of([mean]).place_in(dense) for mean in (1.9, 2.0, 4.0, 4.1)}
+    assert places == {1.9: "below", 2.0: "within", 4.0: "within", 4.1: "above"}
+    assert Spread.of([float("nan")]).place_in(dense) == "no number"
+
+
+def drift_apart(rank: Any) -> None:
+    import torch.distributed as dist
+
+    from gflow.commands.ddp import contenders
+
+    dist.init_process_group("gloo")
+    small = {"model": "resnet50", "image": 64, "batch": 1, "bucket_view": True, "hosts": 1}
+    replica = contenders.make("ddp-only", rank, small)
+    replica.turn(2, 0)
+    replica.check()
+    # As if it had said that it exchanges gradients.
+    replica._name = "gloo"
+    replica.check()
+
+
+def test_a_contender_whose_replicas_drift_apart_is_not_timed() -> None:
+    from gflow.commands import ranks
+
+    with pytest.raises(ranks.RanksFailed, match="Gloo: the ranks have different weights"):
+        ranks.run(drift_apart, 2, deadline=120)
+
+
+def test_quality_trains_every_variant_on_the_same_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sklearn")
+    from gflow.__main__ import main
+
+    numbers, picture = tmp_path / "numbers.json", tmp_path / "picture.svg"
+    options = ["--hosts", "1", "--seeds", "2", "--steps", "2", "--densities", "0.5"]
+    options += ["--json", str(numbers), *(["--plot", str(picture)] if can_draw() else [])]
+    assert main(["bench", "quality", *options]) == 0
+    said = capsys.readouterr().out
+    rows = json.loads(numbers.read_text())["rows"]
+    for task in ("digits", "text"):
+        first = {}
+        for row in (row for row in rows if row["task"] == task):
+            assert [point["step"] for point in row["curve"]] == [0, 2]
+            assert row["curve"][-1]["seconds"] > 0
+            untrained = first.setdefault(row["seed"], row["curve"][0])
+            assert row["curve"][0] == untrained
+            # Two steps are dense in every variant; what the wire rounds is all that differs.
+            end = row["curve"][-1]["held_out_loss"]
+            dense = next(
+                other["curve"][-1]["held_out_loss"]
+                for other in rows
+                if (other["task"], other["seed"], other["variant"]) == (task, row["seed"], "dense")
+            )
+            assert end == pytest.approx(dense, rel=1e-2)
+        assert first[0] != first[1]
+    for words in ("dense range", "density 0.5", "Loss over time is not drawn", "over seeds (2)"):
+        assert words in said
+    assert picture.exists() == can_draw()
+
+
+def test_a_task_whose_data_is_missing_is_left_out_and_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from gflow.commands.line import parse
+    from gflow.commands.quality import options
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    chosen = parse(["bench", "quality", "--hosts", "1", "--steps", "7"])
+    options.settle(chosen)
+    arguments, left_out = options.build(chosen, Path(), [])
+    assert list(arguments["plans"]) == ["text"]
+    assert arguments["plans"]["text"]["steps"] == 7
+    assert "comes with sklearn" in left_out["digits"]
+
+
 # --- hosts
 
 
@@ -398,6 +559,24 @@ def test_allreduce_over_a_link_is_compared_with_the_link(
         assert row["ratios"]["link-limit/gflow"] > 0
     for words in ("left out: Open MPI", "left out: MPICH", "% of link limit"):
         assert words in said
+
+
+@pytest.mark.usefixtures("two_hosts_can_be_made")
+def test_ddp_over_a_link_counts_what_every_contender_sends(tmp_path: Path) -> None:
+    from gflow.__main__ import main
+
+    numbers = tmp_path / "numbers.json"
+    small = ["--model", "resnet50", "--image", "64", "--batch", "1", "--rounds", "1"]
+    options = ["--steps", "1", "--contenders", "none,gloo,gflow-exact", "--json", str(numbers)]
+    assert main(["bench", "ddp", *small, *options]) == 0
+    sent = {
+        row["contender"]: row["sent_bytes_per_step"] / (4 * 25_557_032)
+        for row in json.loads(numbers.read_text())["rows"]
+    }
+    assert sent["none"] < 0.01
+    # Two ranks each send one half of the sums to the other, and then the other half.
+    assert sent["gloo"] == pytest.approx(1, abs=0.1)
+    assert sent["gflow-exact"] == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.usefixtures("two_hosts_can_be_made")

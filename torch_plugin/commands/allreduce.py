@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from gflow.commands import contenders
+from gflow.commands.layout import Defaults
 from gflow.commands.left_out import LeftOut
+from gflow.commands.names import names_of
 from gflow.commands.seconds import read_seconds
 from gflow.commands.sizes import read_sizes
+
+LAYOUT = Defaults(hosts="1", ranks="2", rate="no limit")
 
 _SIZES, _QUICK_SIZES = "4K,64K,1M,4M,25M,128M", "4K,1M,25M"
 _SECONDS, _QUICK_SECONDS = 5.0, 0.5
@@ -42,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--contenders",
-        type=contenders.read_names,
+        type=names_of("a contender", contenders.LABELS),
         metavar="LIST",
         help=f"who takes part (default: all that can, of {', '.join(contenders.LABELS)})",
     )
@@ -55,6 +59,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def settle(chosen: argparse.Namespace) -> None:
     """Put the defaults where nothing was asked for."""
+    chosen.hosts = 1 if chosen.hosts is None else chosen.hosts
+    chosen.ranks = 2 if chosen.ranks is None else chosen.ranks
     if chosen.sizes is None:
         chosen.sizes = read_sizes(_QUICK_SIZES if chosen.quick else _SIZES)
     if chosen.seconds is None:

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gflow.commands import allreduce, contenders, picture, race, ranks, report
+from gflow.commands import allreduce, contenders, ddp, layout, picture, quality, race, ranks, report
 from gflow.commands.hosts import Host, NoHosts, hosts, obstacle
-from gflow.commands.rates import read_rate, show_rate
-from gflow.commands.ratios import with_ratios
+from gflow.commands.rates import read_rate
 from gflow.commands.seconds import read_seconds
 from gflow.version import __version__
 
@@ -38,11 +37,14 @@ class Benchmark:
     Attributes:
         name: the word on the command line.
         summary: what ``--help`` says.
+        label: how a contender of some name is shown.
+        layout: what ``--help`` says of where the ranks run if nothing is asked for.
         add_options: adds what only this benchmark has to its parser.
         settle: puts defaults where nothing was asked for.
         build: from what was asked for, a folder to compile in and the addresses of several hosts:
             what ``work`` gets, and by contender why it is left out.
-        work: runs on each rank; its first rank tells a row whenever it has one.
+        work: runs on each rank; its first rank tells a row whenever it has one, and in between
+            notes.
         seconds: how long measuring should take.
         patience: how long it may take.
         progress: a row in one line, while the others are not there yet.
@@ -52,6 +54,8 @@ class Benchmark:
 
     name: str
     summary: str
+    label: Callable[[str], str]
+    layout: layout.Defaults
     add_options: Callable[[argparse.ArgumentParser], None]
     settle: Callable[[argparse.Namespace], None]
     build: Callable[
@@ -69,6 +73,8 @@ BENCHMARKS = (
     Benchmark(
         "allreduce",
         "the sum of one tensor over all ranks, by gflow, Gloo, MPI and at the limit, in turn",
+        contenders.LABELS.__getitem__,
+        allreduce.LAYOUT,
         allreduce.add_options,
         allreduce.settle,
         allreduce.build,
@@ -78,6 +84,37 @@ BENCHMARKS = (
         report.progress,
         report.tables,
         picture.draw,
+    ),
+    Benchmark(
+        "ddp",
+        "a training step of DDP, by gflow, Gloo with and without compression, and without any "
+        "communication, in turn",
+        ddp.contenders.LABELS.__getitem__,
+        ddp.options.LAYOUT,
+        ddp.options.add_options,
+        ddp.options.settle,
+        ddp.options.build,
+        ddp.race.measure,
+        ddp.options.seconds,
+        ddp.options.patience,
+        ddp.report.progress,
+        ddp.report.tables,
+        ddp.picture.draw,
+    ),
+    Benchmark(
+        "quality",
+        "what training ends with when gflow sends all of the gradients, and when it sends a part",
+        str,  # its variants are called what they are
+        quality.options.LAYOUT,
+        quality.options.add_options,
+        quality.options.settle,
+        quality.options.build,
+        quality.trainings.measure,
+        quality.options.seconds,
+        quality.options.patience,
+        quality.report.progress,
+        quality.report.tables,
+        quality.picture.draw,
     ),
 )
 
@@ -101,24 +138,23 @@ def _add_benchmark(benchmarks: Any, benchmark: Benchmark) -> None:
     parser.add_argument(
         "--ranks",
         type=int,
-        default=2,
         metavar="N",
-        help="processes on each host, at least 2 with one host (default: %(default)s)",
+        help="processes on each host, at least 2 with one host "
+        f"(default: {benchmark.layout.ranks})",
     )
     parser.add_argument(
         "--hosts",
         type=int,
-        default=1,
         metavar="H",
         help="hosts; more than one are network namespaces on this machine, joined by a switch, "
-        "and need root (default: %(default)s)",
+        f"and need root (default: {benchmark.layout.hosts})",
     )
     parser.add_argument(
         "--rate",
         type=read_rate,
         metavar="RATE",
         help="limit the link of each host, in each direction, such as 1gbit or 100mbit; "
-        "with --hosts 2 or more (default: no limit)",
+        f"with --hosts 2 or more (default: {benchmark.layout.rate})",
     )
     benchmark.add_options(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
@@ -127,12 +163,12 @@ def _add_benchmark(benchmarks: Any, benchmark: Benchmark) -> None:
         "--deadline",
         type=read_seconds,
         metavar="SECONDS",
-        help="give up after this long (default: by sizes, ranks and rate; over a minute)",
+        help="give up after this long (default: by what is measured; over a minute)",
     )
 
     def run(chosen: argparse.Namespace) -> int:
-        _refuse_what_cannot_work(parser, chosen)
         benchmark.settle(chosen)
+        _refuse_what_cannot_work(parser, chosen)
         return _run(benchmark, chosen)
 
     parser.set_defaults(command=run)
@@ -149,7 +185,7 @@ def _refuse_what_cannot_work(parser: argparse.ArgumentParser, chosen: argparse.N
         parser.error("argument --rate: one host has no link to limit: add --hosts 2")
     in_the_way = obstacle(rate=chosen.rate is not None) if chosen.hosts > 1 else None
     if in_the_way is not None:
-        parser.error(f"argument --hosts: {in_the_way}")
+        parser.error(f"argument --hosts: {in_the_way}, or stay on one host: --hosts 1 --ranks 2")
     for option, path in (("--json", chosen.json), ("--plot", chosen.plot)):
         if path is not None and not _can_be_written(path):
             parser.error(f"argument {option}: cannot write {path}")
@@ -186,11 +222,7 @@ def _run(benchmark: Benchmark, chosen: argparse.Namespace) -> int:
 
 
 def _say_what_begins(benchmark: Benchmark, chosen: argparse.Namespace, load: float) -> None:
-    where = f"{chosen.ranks} ranks of this host"
-    if chosen.hosts > 1:
-        link = f"links of {show_rate(chosen.rate)}" if chosen.rate else "links without a limit"
-        each = "1 rank" if chosen.ranks == 1 else f"{chosen.ranks} ranks"
-        where = f"{chosen.hosts} hosts with {each} each and {link}"
+    where = layout.show_layout(chosen.hosts, chosen.ranks, chosen.rate)
     print(f"{benchmark.name} on {where}, about {benchmark.seconds(chosen):.0f} s", flush=True)
     cores, world = _cores(), chosen.ranks * chosen.hosts
     if cores < world:
@@ -208,11 +240,13 @@ def _measure(
 
     def hear(news: dict[str, Any]) -> None:
         if "row" in news:
-            rows.append(with_ratios(news["row"]))
+            rows.append(news["row"])
             print(benchmark.progress(rows[-1]), flush=True)
+        if "note" in news:
+            print(news["note"], flush=True)
         for name, reason in news.get("left_out", {}).items():
             left_out[name] = reason
-            print(f"left out: {contenders.LABELS[name]}: {reason}", flush=True)
+            print(f"left out: {benchmark.label(name)}: {reason}", flush=True)
 
     with contextlib.ExitStack() as at_the_end:
         places: list[Host] = []

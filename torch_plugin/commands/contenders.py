@@ -7,7 +7,6 @@ rank. Limits are called limits.
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 from gflow.commands import link_limit, memory_limit, mpi
 from gflow.commands.left_out import LeftOut
 from gflow.commands.rank import Rank
+from gflow.commands.turns import Racer
 
 #: By name on the command line, how each is shown; in this order.
 LABELS = {
@@ -31,40 +31,14 @@ BACKENDS = ("gflow", "gflow-bucket", "gloo")
 _ON_ONE_HOST = ("openmpi", "mpich", "memory-limit")
 
 
-class Contender(Protocol):
-    """One way to add up a tensor over all ranks.
-
-    Making one is a collective operation, and so are its methods: all ranks call them in the same
-    order.
-
-    Attributes:
-        about: what one has to know about it to read its numbers; on rank 0.
-    """
-
-    about: dict[str, Any]
+class Contender(Racer, Protocol):
+    """One way to add up a tensor over all ranks."""
 
     def take_size(self, size: int) -> None:
         """Make ready for tensors of that many bytes, do one exchange, and check the sum."""
 
-    def turn(self, skipped: int, counted: int) -> list[float]:
-        """Do some calls, then some more, and return the seconds of each of those on this rank."""
-
-    def close(self) -> None:
-        """Leave nothing behind."""
-
 
 # --- before the ranks are started
-
-
-def read_names(text: str) -> list[str]:
-    """Return the contenders of ``gloo,gflow``, in the order in which they are shown."""
-    asked = {part.strip() for part in text.split(",")}
-    unknown = sorted(asked - set(LABELS))
-    if unknown:
-        raise argparse.ArgumentTypeError(
-            f"{unknown[0]!r} is not a contender: choose from {', '.join(LABELS)}"
-        )
-    return [name for name in LABELS if name in asked]
 
 
 def usual(hosts: int) -> list[str]:

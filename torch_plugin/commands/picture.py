@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gflow.commands.contenders import LABELS
-from gflow.commands.rates import show_rate
+from gflow.commands.layout import show_layout
 from gflow.commands.sizes import show_size
 
 #: A contender looks the same in every picture; limits are drawn as lines without points.
@@ -61,11 +61,7 @@ def draw(rows: Sequence[dict[str, Any]], about: dict[str, Any], path: Path) -> N
 
 
 def _title(about: dict[str, Any]) -> list[str]:
-    where = f"{about['ranks']} ranks on one host"
-    if about["hosts"] > 1:
-        link = show_rate(about["rate"]) if about["rate"] else "unlimited"
-        each = "1 rank" if about["ranks"] == 1 else f"{about['ranks']} ranks"
-        where = f"{about['hosts']} hosts with {each} each, {link} links"
+    where = show_layout(about["hosts"], about["ranks"], about["rate"])
     versions = [f"torch {about['torch']}", f"gflow {about['gflow']}"]
     versions += [f"{LABELS[name]} {one['version']}" for name, one in about["installed"].items()]
     return [f"allreduce: {where}, {about['cores']} cores", ", ".join(versions)]

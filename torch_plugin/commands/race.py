@@ -1,22 +1,18 @@
 """The race itself, on the ranks: contenders take turns, size after size, and are timed.
 
-Whatever else the machine does meets all of them. It must never time a sum that it has not checked
-once, and never let two contenders run at the same time.
+It must never time a sum that it has not checked once.
 """
 
 from __future__ import annotations
 
 import contextlib
-import random
-import resource
-import statistics
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 from gflow.commands import contenders
-from gflow.commands.left_out import LeftOut
 from gflow.commands.rank import Rank
+from gflow.commands.ratios import with_ratios
+from gflow.commands.turns import Record, line_up, orders
 from gflow.registration import register
 
 _WARM_UP = 3
@@ -49,52 +45,16 @@ def measure(
     dist.init_process_group("gloo")
     try:
         with contextlib.ExitStack() as at_the_end:
-            racers = _line_up(rank, details, at_the_end)
+            racers = line_up(rank, details, contenders.make, at_the_end)
             for size in sizes:
                 row = _measure_size(racers, size, seconds)
                 if rank.number == 0:
-                    rank.tell({"row": row})
+                    rank.tell({"row": with_ratios(row)})
             dist.barrier()
             installed = {name: racer.about for name, racer in racers.items() if racer.about}
             return {"torch": torch.__version__, "installed": installed}
     finally:
         dist.destroy_process_group()
-
-
-def _line_up(
-    rank: Rank, details: dict[str, dict[str, Any]], at_the_end: contextlib.ExitStack
-) -> dict[str, contenders.Contender]:
-    """Make all contenders; one that a rank cannot make is left out on all."""
-    import torch.distributed as dist
-
-    racers = {}
-    for name, detail in details.items():
-        reason = None
-        try:
-            racer = contenders.make(name, rank, detail)
-            at_the_end.callback(racer.close)
-            racers[name] = racer
-        except LeftOut as left_out:
-            reason = str(left_out)
-        reasons: list[str | None] = [None] * rank.world
-        dist.all_gather_object(reasons, reason)
-        reason = next((one for one in reasons if one is not None), None)
-        if reason is not None:
-            racers.pop(name, None)
-            if rank.number == 0:
-                rank.tell({"left_out": {name: reason}})
-    if not racers:
-        raise RuntimeError("all contenders are left out")
-    return racers
-
-
-@dataclass
-class _Record:
-    """What is known of one contender and size, on this rank."""
-
-    seconds: list[float] = field(default_factory=list)
-    processor_seconds: float = 0.0
-    calls: int = 0
 
 
 def _measure_size(
@@ -106,17 +66,14 @@ def _measure_size(
         dist.barrier()
         racer.take_size(size)
     skipped, counted = _calls_per_turn(racers)
-    records = {name: _Record() for name in racers}
-    order = list(racers)
-    # All ranks shuffle in the same way. Nobody always runs after the same other one.
-    shuffle = random.Random(size).shuffle
+    records = {name: Record() for name in racers}
+    rounds_of_turns = orders(list(racers), seed=size)
     start = time.perf_counter()
     done = 0
     while rounds := _rounds_to_go(done, time.perf_counter() - start, seconds):
         for _ in range(rounds):
-            shuffle(order)
-            for name in order:
-                _turn(racers[name], records[name], skipped, counted)
+            for name in next(rounds_of_turns):
+                records[name].add_turn(racers[name], skipped, counted)
         done += rounds
     return {
         "bytes": size,
@@ -124,37 +81,16 @@ def _measure_size(
     }
 
 
-def _turn(racer: contenders.Contender, record: _Record, skipped: int, counted: int) -> None:
-    import torch.distributed as dist
-
-    # Who waits here sleeps, and so does everybody whose turn it is not.
-    dist.barrier()
-    before = _processor_seconds()
-    record.seconds += racer.turn(skipped, counted)
-    record.processor_seconds += _processor_seconds() - before
-    record.calls += skipped + counted
-
-
-def _processor_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
 def _calls_per_turn(racers: dict[str, contenders.Contender]) -> tuple[int, int]:
     """How many calls to make in a turn: not counted, and counted."""
-    import torch
-    import torch.distributed as dist
-
-    first = _Record()
+    first = Record()
     for racer in racers.values():
-        _turn(racer, first, 0, 1)
-    slowest = torch.tensor(first.seconds, dtype=torch.float64)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    longest = float(slowest.max())
+        first.add_turn(racer, 0, 1)
+    longest = max(first.slowest())
     if longest > _LONG_SECONDS:
         return 0, 1
     for racer in racers.values():
-        _turn(racer, first, _WARM_UP, 0)
+        first.add_turn(racer, _WARM_UP, 0)
     least, most = _CALLS
     # The first call is not counted: it also waits for ranks that came late out of the turn before.
     return 1, max(least, min(most, int(_TURN_SECONDS / longest)))
@@ -176,14 +112,8 @@ def _rounds_to_go(done: int, elapsed: float, seconds: float) -> int:
     return int(decision.item())
 
 
-def _sum_up(name: str, size: int, record: _Record) -> dict[str, float]:
-    import torch
-    import torch.distributed as dist
-
-    # An exchange is over when it is over on the slowest rank.
-    slowest = torch.tensor(record.seconds, dtype=torch.float64)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    low, median, high = statistics.quantiles(slowest.tolist(), n=4, method="inclusive")
+def _sum_up(name: str, size: int, record: Record) -> dict[str, float]:
+    low, median, high = record.quartiles()
     result = {
         "samples": len(record.seconds),
         "low_us": low * 1e6,
@@ -192,7 +122,5 @@ def _sum_up(name: str, size: int, record: _Record) -> dict[str, float]:
         "gb_per_s": size / median / 1e9,
     }
     if name in contenders.BACKENDS:
-        used = torch.tensor([record.processor_seconds], dtype=torch.float64)
-        dist.all_reduce(used)
-        result["cpu_s_per_gb"] = float(used) / (record.calls * size) * 1e9
+        result["cpu_s_per_gb"] = record.processor_seconds_per_call() / size * 1e9
     return result

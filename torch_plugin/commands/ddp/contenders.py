@@ -1,0 +1,182 @@
+"""Who takes part: replicas of one network, each with its own way to exchange gradients.
+
+One that is shown as a competitor must never do less than the others: after a step, its replicas
+have the same weights on all ranks. Those that exchange nothing are only there to show what a step
+takes without.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from gflow.commands.ddp.networks import NETWORKS
+from gflow.commands.knobs import compress_between
+from gflow.commands.rank import Rank
+from gflow.commands.warned import gflow_warnings
+
+#: By name on the command line, how each is shown; in this order.
+LABELS = {
+    "none": "no communication",
+    "ddp-only": "DDP alone",
+    "gloo": "Gloo",
+    "gloo-fp16": "Gloo, fp16 hook",
+    "powersgd": "Gloo, PowerSGD",
+    "gflow-exact": "gflow, exact",
+    "gflow": "gflow",
+}
+#: Their replicas drift apart, and are not timed to be used.
+WITHOUT_EXCHANGE = ("none", "ddp-only")
+#: gflow is at its density after as few dense steps as it allows.
+_WARMUP_STEPS, _RAMP_STEPS = 2, 0
+_POWERSGD_RANK = 2
+#: With more than one bucket, PowerSGD's collectives race on Gloo, and the ranks' do not match.
+_ONE_BUCKET_MB = 1 << 14
+#: So small that weights of random data stay finite, so large that they change.
+_LEARNING_RATE = 1e-3
+#: What of ``gflow.metrics`` grows from step to step, where this version has it.
+_COUNTERS = (
+    "gradient_buckets",
+    "gradient_bytes",
+    "wire_bytes",
+    "hidden_seconds",
+    "exposed_seconds",
+)
+
+
+def make(name: str, rank: Rank, plan: dict[str, Any]) -> Replica:
+    """Make the contender of that name, as planned by ``options.build``."""
+    return Replica(name, rank, plan)
+
+
+class Replica:
+    """A contender, on a rank: its own network, process group and optimizer.
+
+    The memory of its gradients is allocated by its first steps and kept: that of a job would be.
+    """
+
+    def __init__(self, name: str, rank: Rank, plan: dict[str, Any]) -> None:
+        import torch
+
+        self._name, self._world = name, rank.world
+        with gflow_warnings() as said:
+            self._group = _group(name, plan)
+        self.about: dict[str, Any] = {"warnings": said}
+        torch.manual_seed(0)
+        network = _network(plan["model"])
+        self._module = _parallel(name, network, self._group, plan)
+        self._parameters = list(network.parameters())
+        self._optimizer = torch.optim.SGD(self._parameters, lr=_LEARNING_RATE)
+        self._loss = torch.nn.CrossEntropyLoss()
+        # Each rank has images of its own: without an exchange the weights would differ.
+        torch.manual_seed(1 + rank.number)
+        self._images = torch.randn(plan["batch"], 3, plan["image"], plan["image"])
+        self._labels = torch.randint(1000, (plan["batch"],))
+
+    def turn(self, skipped: int, counted: int) -> list[float]:
+        """Seconds of each step on this rank."""
+        for _ in range(skipped):
+            self._step()
+        seconds = []
+        for _ in range(counted):
+            start = time.perf_counter()
+            self._step()
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+    def check(self) -> None:
+        """Raise if this contender should have the same weights on all ranks, and has not."""
+        import torch
+        import torch.distributed as dist
+
+        if self._name in WITHOUT_EXCHANGE:
+            return
+        # The bits, added up: equal weights have equal sums, and others hardly ever.
+        sums = [one.detach().view(torch.int32).sum(dtype=torch.int64) for one in self._parameters]
+        own = torch.stack(sums)
+        all_ranks = [torch.empty_like(own) for _ in range(self._world)]
+        dist.all_gather(all_ranks, own)
+        if not all(torch.equal(own, other) for other in all_ranks):
+            raise RuntimeError(f"{LABELS[self._name]}: the ranks have different weights")
+        if not all(bool(one.isfinite().all()) for one in self._parameters):
+            raise RuntimeError(f"{LABELS[self._name]}: the weights are no numbers any more")
+
+    def counters(self) -> dict[str, float]:
+        """What gflow itself has counted so far on this rank; of others, nothing."""
+        if not self._name.startswith("gflow"):
+            return {}
+        import gflow
+
+        metrics = gflow.metrics(self._group)
+        counts = {name: getattr(metrics, name, None) for name in _COUNTERS}
+        return {name: float(count) for name, count in counts.items() if count is not None}
+
+    def close(self) -> None:
+        """Free the memory; the group ends with all others."""
+        self._module = self._optimizer = self._parameters = None
+
+    def _step(self) -> None:
+        self._loss(self._module(self._images), self._labels).backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+
+def _network(model: str) -> Any:
+    from gflow import models
+
+    return getattr(models, NETWORKS[model].name)()
+
+
+def _group(name: str, plan: dict[str, Any]) -> Any:
+    import torch.distributed as dist
+
+    import gflow
+
+    if name == "none":
+        return None
+    if name == "gflow-exact":
+        return dist.new_group(backend="gflow", pg_options=gflow.Options(compress="off"))
+    if name == "gflow":
+        options = gflow.Options(
+            compress=compress_between(plan["hosts"]),
+            density=plan["density"],
+            fusion_bytes=plan["fusion_bytes"],
+            warmup_steps=_WARMUP_STEPS,
+            ramp_steps=_RAMP_STEPS,
+        )
+        return dist.new_group(backend="gflow", pg_options=options)
+    return dist.new_group(backend="gloo")
+
+
+def _parallel(name: str, network: Any, group: Any, plan: dict[str, Any]) -> Any:
+    """The network as this contender trains it."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    if name == "none":
+        return network
+    module = DistributedDataParallel(
+        network,
+        process_group=group,
+        gradient_as_bucket_view=plan["bucket_view"],
+        bucket_cap_mb=_ONE_BUCKET_MB if name == "powersgd" else None,
+    )
+    if name == "ddp-only":
+        module.register_comm_hook(None, _keep)
+    if name == "gloo-fp16":
+        module.register_comm_hook(group, default_hooks.fp16_compress_hook)
+    if name == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            group, matrix_approximation_rank=_POWERSGD_RANK, start_powerSGD_iter=_WARMUP_STEPS
+        )
+        module.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return module
+
+
+def _keep(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses hints that are not its own
+    """A hook that exchanges nothing: each rank goes on with its own gradients."""
+    import torch
+
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
