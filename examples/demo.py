@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +28,7 @@ from comparison.training import train
 
 from gflow.commands import ranks
 from gflow.commands.rates import read_rate
+from gflow.options import KNOBS
 
 #: Modules that the ranks and the plot need, and the packages that they are in.
 PACKAGES = {"torch": "torch", "sklearn": "scikit-learn", "matplotlib": "matplotlib"}
@@ -106,7 +107,8 @@ def settling_steps(steps: int) -> int:
 
     For all methods alike. A training that is too short for this leaves its last step.
     """
-    own = sum(int(os.environ[f"GFLOW_{name}_STEPS"]) for name in ("WARMUP", "RAMP"))
+    knobs = [KNOBS["warmup_steps"], KNOBS["ramp_steps"]]
+    own = sum(knob.read(os.environ[knob.variable]) for knob in knobs)
     return min(own + 1, steps - 1)
 
 
@@ -159,10 +161,16 @@ def announce(place: Place, args: argparse.Namespace) -> None:
     print(
         f"Comparing {', '.join(method.label for method in args.methods)}: "
         f"a CNN on handwritten digits, 2.2 million parameters,\nplain DDP, the same seed and data; "
-        f"{args.rounds} rounds of {args.steps} steps each.\n{place.note}\n"
+        f"rounds: {args.rounds}, steps: {args.steps}.\n{place.note}\n"
         f"gflow's settings: {' '.join(f'{k}={v}' for k, v in gflow_environment().items())}\n",
         flush=True,
     )
+
+
+def set_where_unset(settings: Mapping[str, str]) -> None:
+    """Give the ranks these settings, where the user's environment has none."""
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
 
 
 def gflow_environment() -> dict[str, str]:
@@ -188,7 +196,8 @@ def show(
     if own_count is not None:
         print(own_count)
     print(report.trust(share_of_others))
-    picture.draw(runs, results, place.title, share_of_others, args.out)
+    title = f"{place.title}, GFLOW_DENSITY={os.environ['GFLOW_DENSITY']}"
+    picture.draw(runs, results, title, share_of_others, args.out)
     print(f"Plot: {args.out}")
     if args.json is not None:
         document = {
@@ -215,15 +224,18 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    for name, value in GFLOW_SETTINGS.items():
-        os.environ.setdefault(name, value)
+    set_where_unset(GFLOW_SETTINGS)
+    try:
+        settling_steps(args.steps)
+    except ValueError as error:  # a variable with a value that gflow does not take
+        print(error, file=sys.stderr)
+        return 2
     with contextlib.ExitStack() as at_the_end:
         if args.loopback:
             place = loopback("--loopback was given")
         else:
             place = at_the_end.enter_context(two_hosts(args.rate))
-        if not place.hosts:
-            os.environ.setdefault("GFLOW_COMPRESS", "on")
+        set_where_unset(place.settings)
         announce(place, args)
         before = ProcessorTime.now()
         try:

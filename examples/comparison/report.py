@@ -56,16 +56,14 @@ def _seconds_to(loss: float, runs: Sequence[Run]) -> str:
 
 def how_it_was_measured(settling_steps: int, rounds: int, interface: str) -> str:
     """What the columns are."""
-    whose = "this machine's loopback sent, by half" if interface == "lo" else "a host sent"
+    sender = "a host" if interface != "lo" else "the loopback interface, shared among the ranks,"
     return "\n".join(
         (
-            f"ms, speed and MB: medians over {rounds} rounds, without the first {settling_steps} "
-            "steps (gflow's dense",
-            f"warm-up, its ramp, and one); MB: all that {whose}, headers included; training s: all "
-            "steps;",
-            "final loss: over the training set. The loss over time is that of the batches, the "
-            "mean of both",
-            f"ranks and {SMOOTHING_STEPS} steps.",
+            f"ms, speed, MB: median over all rounds ({rounds}), without the first {settling_steps} "
+            "steps (gflow's warm-up and ramp)",
+            f"MB:            all that {sender} sent, headers included",
+            "training s:    all steps; final loss: of the training set",
+            f"loss in time:  of the batches, the mean over both ranks and {SMOOTHING_STEPS} steps",
         )
     )
 
