@@ -12,7 +12,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +73,7 @@ def run_script(
     env: Mapping[str, str] | None = None,
     timeout_s: float = 60.0,
     torchrun: bool = False,
+    arguments: Sequence[str] = (),
 ) -> ScriptRun:
     """Runs a script (a path, or its source) once per rank, with RANK, WORLD_SIZE, MASTER_ADDR and
     MASTER_PORT set, or all ranks under one torchrun (then there is one exit code)."""
@@ -82,7 +83,7 @@ def run_script(
         environment = script_environment(tag, env)
         if torchrun:
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-            command += [f"--nproc-per-node={world_size}", str(path)]
+            command += [f"--nproc-per-node={world_size}", str(path), *arguments]
             processes = [ScriptProcess(0, command, environment)]
         else:
             rendezvous = {
@@ -94,7 +95,7 @@ def run_script(
             processes = [
                 ScriptProcess(
                     rank,
-                    [sys.executable, str(path)],
+                    [sys.executable, str(path), *arguments],
                     {**environment, **rendezvous, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 )
                 for rank in range(world_size)

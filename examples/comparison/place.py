@@ -1,0 +1,66 @@
+"""Where the two ranks run: on two hosts with a link of some rate, or both on this machine as it is.
+
+It must never choose in silence: what was chosen, and why, is a sentence for the user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gflow.commands.hosts import INTERFACE, Host, NoHosts, hosts
+from gflow.commands.rates import show_rate
+
+RANKS = 2
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the ranks run.
+
+    Attributes:
+        hosts: one for each rank.
+        interface: where a rank finds out how many bytes have been sent.
+        senders: how many ranks send through that interface.
+        settings: what gflow needs there, as environment variables.
+        title: a few words about the place.
+        note: what the user should know about it.
+    """
+
+    hosts: list[Host]
+    interface: str
+    senders: int
+    settings: dict[str, str]
+    title: str
+    note: str
+
+
+@contextlib.contextmanager
+def two_hosts(rate: int) -> Iterator[Place]:
+    """Two hosts on a link of ``rate`` bits per second; loopback where they cannot be made."""
+    with contextlib.ExitStack() as at_the_end:
+        try:
+            made = at_the_end.enter_context(hosts(RANKS, rate))
+        except NoHosts as reason:
+            yield loopback(str(reason))
+            return
+        link = show_rate(rate)
+        note = f"Two hosts (network namespaces on this machine), one rank each, on a {link} link."
+        yield Place(made, INTERFACE, 1, {}, f"Two hosts, {link}", note)
+
+
+def loopback(reason: str) -> Place:
+    """This machine as it is, where gflow is told that each rank is a host of its own."""
+    # Ranks of one host would share memory: nobody could count what they pass to each other there.
+    made = [
+        Host(f"rank {number}", "127.0.0.1", "::1", [], {"GFLOW_HOST_ID": f"demo-{number}"})
+        for number in range(RANKS)
+    ]
+    note = (
+        f"NOT ON TWO HOSTS: {reason}.\n"
+        "Both ranks run on this machine, each as a host of its own to gflow (GFLOW_COMPRESS=on), "
+        "and exchange\nover loopback, which is far faster than a network: look at bytes and "
+        "losses, not at times."
+    )
+    return Place(made, "lo", RANKS, {"GFLOW_COMPRESS": "on"}, "Two ranks on loopback", note)

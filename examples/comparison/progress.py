@@ -1,0 +1,45 @@
+"""What the user sees while trainings run: a line that rewrites itself on a terminal, and a few
+lines per training anywhere else. It must never hold up a rank."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import Any
+
+
+class Progress:
+    """The progress of one training."""
+
+    def __init__(self, heading: str, steps: int) -> None:
+        self._heading = heading
+        self._steps = steps
+        self._live = sys.stdout.isatty()
+        self._show("starting")
+
+    def hear(self, news: dict[str, Any]) -> None:
+        """Take what rank 0 tells after each step."""
+        step = news["step"]
+        if self._live or step == 1 or step % max(1, self._steps // 3) == 0:
+            self._show(
+                f"step {step}/{self._steps}, loss {news['loss']:.4f}, "
+                f"{news['seconds'] * 1e3:.0f} ms"
+            )
+
+    def done(self, text: str) -> None:
+        """Replace the line by what has come of the training."""
+        self._show(text)
+        self.leave_line()
+
+    def leave_line(self) -> None:
+        """Let what follows begin on a line of its own."""
+        if self._live:
+            print(flush=True)
+
+    def _show(self, text: str) -> None:
+        line = f"{self._heading}  {text}"
+        if self._live:
+            width = shutil.get_terminal_size().columns - 1
+            print(f"\r\x1b[K{line[:width]}", end="", flush=True)
+        else:
+            print(line, flush=True)

@@ -1,0 +1,103 @@
+"""One training, as each rank of it runs: examples/train_digits.py with a clock and counters.
+
+It must never do anything between two steps that one method would pay for and another not.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from gflow.commands.rank import Rank
+
+#: What gflow counts, as far as this version of it does.
+_COUNTERS = ("gradient_bytes", "wire_bytes", "hidden_seconds", "exposed_seconds")
+
+
+def train(
+    rank: Rank,
+    backend: str,
+    fp16_hook: bool,
+    steps: int,
+    settling_steps: int,
+    seed: int,
+    interface: str,
+) -> dict[str, Any]:
+    """Train, tell rank 0's progress, and return what this rank has measured.
+
+    Args:
+        rank: this rank.
+        backend: name of the backend.
+        fp16_hook: whether DDP gets PyTorch's fp16 hook.
+        steps: how many.
+        settling_steps: how many of them gflow's own counters leave out.
+        seed: of the weights.
+        interface: whose sent bytes are counted.
+    """
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+    from torch.nn.parallel import DistributedDataParallel
+    from train_digits import batches, build_model, evaluate, load_digits
+
+    dist.init_process_group(backend)
+    torch.manual_seed(seed)
+    train_data, test_data = load_digits()
+    model = DistributedDataParallel(build_model())
+    if fp16_hook:
+        model.register_comm_hook(None, fp16_compress_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    data = batches(train_data, size=32)
+
+    losses: list[float] = []
+    settled_counters = _counters(backend)
+    dist.barrier()
+    start = time.perf_counter()
+    clock, sent = [0.0], [_sent_bytes(interface)]
+    for step in range(1, steps + 1):
+        images, labels = next(data)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        clock.append(time.perf_counter() - start)
+        sent.append(_sent_bytes(interface))
+        if step == settling_steps:
+            settled_counters = _counters(backend)
+        if rank.number == 0:
+            rank.tell({"step": step, "loss": losses[-1], "seconds": clock[-1] - clock[-2]})
+    dist.barrier()
+
+    counted_steps = steps - settling_steps
+    counters = {
+        name: (value - settled_counters[name]) / counted_steps
+        for name, value in _counters(backend).items()
+    }
+    train_loss, _ = evaluate(model.module, train_data)
+    _, test_accuracy = evaluate(model.module, test_data)
+    dist.destroy_process_group()
+    return {
+        "clock": clock,
+        "sent": sent,
+        "losses": losses,
+        "train_loss": train_loss,
+        "test_accuracy": test_accuracy,
+        "counters": counters,
+    }
+
+
+def _sent_bytes(interface: str) -> int:
+    """Bytes that this interface has sent so far, headers and repeated packets included."""
+    return int(Path(f"/sys/class/net/{interface}/statistics/tx_bytes").read_text())
+
+
+def _counters(backend: str) -> dict[str, float]:
+    if backend != "gflow":
+        return {}
+    import gflow
+
+    metrics = gflow.metrics()
+    return {name: getattr(metrics, name) for name in _COUNTERS if hasattr(metrics, name)}

@@ -1,0 +1,98 @@
+"""Proves that every example runs as its first lines say, and the demo from end to end.
+
+No test may depend on how fast the machine is, nor on a port that somebody else may have.
+"""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gflow
+from tests.hosts.network import why_not
+from tests.ranks import run_script
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+TIMEOUT_S = 120.0
+
+needs_models = pytest.mark.skipif(
+    find_spec("gflow.models") is None, reason="gflow.models is not there yet"
+)
+
+
+def run_example(name: str, *arguments: str, ranks: int = 2, torchrun: bool = False) -> str:
+    """What an example prints on rank 0, or under torchrun on all."""
+    done = run_script(EXAMPLES / name, ranks, None, TIMEOUT_S, torchrun, arguments)
+    done.assert_exit_codes(*[0] * len(done.ranks))
+    return done.ranks[0].output
+
+
+def test_ten_lines_sum_a_tensor_over_all_ranks() -> None:
+    printed = run_example("ten_lines.py", torchrun=True)
+    assert "rank 0 of 2: [3.0, 3.0, 3.0, 3.0]" in printed
+    assert "rank 1 of 2: [3.0, 3.0, 3.0, 3.0]" in printed
+
+
+def test_digits_are_learned() -> None:
+    printed = run_example("train_digits.py", "--steps", "40")
+    accuracy = float(printed.rpartition("test accuracy ")[2].strip().rstrip("%"))
+    assert accuracy > 80, printed
+
+
+@needs_models
+def test_the_images_example_trains_a_large_network() -> None:
+    printed = run_example("train_images.py", "--model", "resnet50", "--size=32", "--steps=2")
+    assert "resnet50:" in printed
+
+
+@needs_models
+def test_the_text_example_writes_a_sample() -> None:
+    printed = run_example("train_text.py", "--steps=2", "--batch=2", "--sample=10")
+    assert "step 2: loss" in printed
+    assert "\ndef " in printed
+
+
+@pytest.mark.skipif(not hasattr(gflow, "state_dict"), reason="gflow.state_dict is not there yet")
+def test_a_training_that_was_stopped_goes_on_to_the_same_bits() -> None:
+    printed = run_example("checkpoint_and_resume.py", "--check", "--steps=24", ranks=1)
+    assert "The same to the last bit" in printed
+
+
+def run_demo(folder: Path, methods: str, *arguments: str) -> tuple[str, dict[str, Any]]:
+    """What the demo prints and measures in a few steps; its picture must be there."""
+    picture, numbers = folder / "demo.png", folder / "demo.json"
+    files = [f"--out={picture}", f"--json={numbers}"]
+    short = ["--steps=3", "--rounds=1", f"--methods={methods}"]
+    printed = run_example("demo.py", *short, *files, *arguments, ranks=1)
+    assert picture.stat().st_size > 10_000
+    measured = json.loads(numbers.read_text())
+    assert all(result["step_ms"] > 0 for result in measured["results"].values())
+    return printed, measured
+
+
+def test_the_demo_compares_methods_on_two_hosts_or_says_why_not(tmp_path: Path) -> None:
+    printed, measured = run_demo(tmp_path, "gloo,gflow")
+    assert list(measured["results"]) == ["gloo", "gflow"]
+    if why_not() is None:
+        assert "1 Gbit/s link" in printed
+        # Four bytes for each of 2.2 million parameters, and headers.
+        assert 8.8e6 < measured["results"]["gloo"]["sent_bytes"] < 9.7e6
+    else:
+        assert "NOT ON TWO HOSTS" in printed
+
+
+@pytest.mark.thorough
+def test_the_demo_runs_without_hosts_too(tmp_path: Path) -> None:
+    printed, measured = run_demo(tmp_path, "gloo-fp16,gflow", "--loopback")
+    assert "NOT ON TWO HOSTS: --loopback was given" in printed
+    assert measured["environment"]["GFLOW_COMPRESS"] == "on"
+    # Not through shared memory, where nobody counts.
+    assert measured["results"]["gflow"]["sent_bytes"] > 1e5
+
+
+def test_the_demo_refuses_a_method_that_it_does_not_know() -> None:
+    done = run_script(EXAMPLES / "demo.py", arguments=["--methods=gloo,mpi"])
+    done.assert_exit_codes(2)
+    assert "'mpi': choose from gloo, gloo-fp16, gflow" in done.ranks[0].output
