@@ -21,6 +21,8 @@ bool called_by_autograd_itself() {
   }
 }
 
+bool backward_is_over() { return torch::autograd::get_current_node() == nullptr; }
+
 const void* current_parameter() {
   const auto node = torch::autograd::get_current_node();
   const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());

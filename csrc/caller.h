@@ -9,6 +9,9 @@ namespace gflow {
 // that the call comes from the C++ below it. Takes Python's lock for a moment.
 bool called_by_autograd_itself();
 
+// Whether autograd has computed all gradients and only runs what was to be done at the end.
+bool backward_is_over();
+
 // The address of the parameter whose gradient autograd has just completed; it belongs to the model
 // whose Reducer calls. Null if that cannot be told.
 const void* current_parameter();

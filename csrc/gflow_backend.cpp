@@ -170,7 +170,7 @@ WorkPtr GflowBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& 
   call.gradient = bucket.has_value();
   call.bucket = bucket.value_or(BucketMemory::kUnnumbered);
   // In the first step of a static graph the Reducer brings all buckets when the pass is over.
-  const bool is_over = bucket && current_parameter() == nullptr;
+  const bool is_over = bucket && backward_is_over();
   if (bucket && !is_over) await_end_of_pass();
   auto work = collective("gflow:all_reduce", std::move(call), device_of(tensors), opts, {tensors},
                          {}, [opts](Backend& inner, TensorLists& outputs, TensorLists&) {

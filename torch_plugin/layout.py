@@ -57,7 +57,8 @@ def models_of(
                 )
         return list(given)
     # DDP keeps no list of its models, but Python knows every object.
-    found = [one for one in gc.get_objects() if isinstance(one, DistributedDataParallel)]
+    # Only their types are looked at: some objects warn when they are touched.
+    found = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
     return [model for model in found if getattr(model, "process_group", None) == group]
 
 
