@@ -16,7 +16,11 @@ namespace {
 at::Tensor flat_tensor(int64_t numel, const at::TensorOptions& options,
                        rust::Box<SharedMemory> shared) {
   auto* address = reinterpret_cast<void*>(shared->address());
-  if (address == nullptr) return at::empty({numel}, options);
+  if (address == nullptr) {
+    auto tensor = at::empty({numel}, options);
+    prefer_huge_pages(static_cast<uint8_t*>(tensor.mutable_data_ptr()), tensor.nbytes());
+    return tensor;
+  }
   // The memory is given back when the storage goes, whenever and on whatever thread that is.
   auto kept = std::make_shared<rust::Box<SharedMemory>>(std::move(shared));
   return at::from_blob(address, {numel}, [kept](void*) {}, options);

@@ -17,6 +17,7 @@ use crate::engine::gradients::{Bucket, Gradients, Method};
 use crate::engine::operation::Operation;
 use crate::error::{Error, Result};
 use crate::fork;
+use crate::huge_pages;
 use crate::metrics::gradients::{BucketCounts, Stage};
 use crate::transport::handshake::{KEY_BYTES, Key};
 use crate::transport::interrupt::Interrupt;
@@ -219,6 +220,7 @@ mod ffi {
         type SharedMemory;
         fn address(self: &SharedMemory) -> usize;
 
+        unsafe fn prefer_huge_pages(address: *mut u8, bytes: usize);
         fn dtype_name(code: u8) -> Result<String>;
         fn close_all_groups() -> Result<()>;
         fn before_fork();
@@ -597,6 +599,15 @@ fn read_call(call: ffi::CallDescription) -> Result<Call> {
         },
         timeout: milliseconds(call.timeout_ms),
     })
+}
+
+/// Asks for huge pages for a tensor that has just been made.
+///
+/// # Safety
+/// As for [`huge_pages::prefer`].
+unsafe fn prefer_huge_pages(address: *mut u8, bytes: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { huge_pages::prefer(address, bytes) };
 }
 
 /// The Python name of a torch type, for messages that C++ writes.

@@ -14,6 +14,7 @@ pub mod compress;
 pub mod engine;
 pub mod error;
 pub mod fork;
+pub mod huge_pages;
 pub mod metrics;
 mod sync;
 pub mod transport;

@@ -3,6 +3,7 @@
 //! hold finite numbers only.
 
 use crate::compress::Momentum;
+use crate::huge_pages;
 
 #[derive(Debug, Default)]
 pub struct Bucket {
@@ -35,7 +36,7 @@ impl Bucket {
     pub fn make_room(&mut self, elements: usize, residual: bool, momentum: Option<Momentum>) {
         let fit = |kept: &mut Vec<f32>, wanted: bool| {
             if wanted && kept.len() != elements {
-                *kept = vec![0.0; elements];
+                *kept = huge_pages::zeros(elements);
             }
         };
         fit(&mut self.residual, residual);

@@ -3,7 +3,7 @@
 
 use super::bucket::Bucket;
 use super::method::Method;
-use super::parcel::Parcel;
+use super::parcel::{Load, Parcel};
 use crate::arithmetic::element::Element;
 use crate::collective::agreement::{Agreed, AgreedBucket};
 use crate::collective::span::Span;
@@ -37,8 +37,6 @@ pub struct Shard {
     /// The chunks that are sent, ascending, and by what they are multiplied on the wire.
     chosen: Vec<u32>,
     scales: Vec<f32>,
-    /// Where its chunks begin in the parcel.
-    start: usize,
     pub weight: Weight,
 }
 
@@ -59,7 +57,6 @@ impl Shard {
             norms: Vec::new(),
             chosen: Vec::new(),
             scales: Vec::new(),
-            start: 0,
             weight: Weight::default(),
         }
     }
@@ -120,39 +117,23 @@ impl Shard {
         self.chosen.iter().map(|index| self.grid.range(*index as usize).len()).sum()
     }
 
-    /// Takes its place in the parcel, from `start` on, and returns how much it takes.
-    pub fn take_place(&mut self, start: usize) -> usize {
-        self.start = start;
-        self.sent_elements()
-    }
-
     /// Whether the ranks know of something that is not finite.
     pub fn is_poisoned(&self) -> bool {
         self.norms.iter().any(|norm| !norm.is_finite())
     }
 
-    /// The chosen chunks: where each is in the shard and in the parcel, and its scale.
-    fn places(&self) -> Vec<(Range<usize>, Range<usize>, f32)> {
-        let mut at = self.start;
-        let chosen = self.chosen.iter().zip(&self.scales);
-        chosen
-            .map(|(index, scale)| {
-                let range = self.grid.range(*index as usize);
-                let place = at..at + range.len();
-                at = place.end;
-                (range, place, *scale)
-            })
-            .collect()
+    /// The chosen chunks: where each is in the shard, and its scale.
+    pub fn chosen(&self) -> impl Iterator<Item = (Range<usize>, f32)> {
+        let range = |index: &u32| self.grid.range(*index as usize);
+        self.chosen.iter().map(range).zip(self.scales.iter().copied())
     }
 
-    /// Puts the chosen chunks into the parcel; what the cast rounds off stays. Their velocity is
-    /// cleared: it has had its effect, and would push on in a direction that is old by then.
-    pub fn pack(&self, bucket: &mut Bucket, wire: Wire, parcel: &mut Parcel) {
-        for (range, place, scale) in self.places() {
-            pack(&mut bucket.residual[range.clone()], scale, wire, parcel.part(place));
-            if let Some(velocity) = bucket.velocity.get_mut(range) {
-                velocity.fill(0.0);
-            }
+    /// Packs a chosen chunk; what the cast rounds off stays. Its velocity is cleared: it has had
+    /// its effect, and would push on in a direction that is old by then.
+    pub fn pack(bucket: &mut Bucket, wire: Wire, load: &Load, out: &mut [u8]) {
+        pack(&mut bucket.residual[load.range.clone()], load.scale, wire, out);
+        if let Some(velocity) = bucket.velocity.get_mut(load.range.clone()) {
+            velocity.fill(0.0);
         }
     }
 
@@ -166,16 +147,14 @@ impl Shard {
         }
     }
 
-    /// Puts the sums of the parcel into the gradient, and what this rank rounded off back to what
-    /// is yet to be sent.
-    pub fn unpack(&mut self, bucket: &mut Bucket, wire: Wire, parcel: &mut Parcel) {
-        for (range, place, scale) in self.places() {
-            let mut gradient = self.gradient(range.clone());
-            unpack(parcel.part(place.clone()), wire, scale, &mut gradient);
-            let rounded_off = parcel.rounded_off(place);
-            if !rounded_off.is_empty() {
-                take_back(&mut bucket.residual[range], rounded_off, scale);
-            }
+    /// Puts the sum of a chunk into the gradient, and what this rank rounded off back to what is
+    /// yet to be sent.
+    pub fn unpack(&mut self, bucket: &mut Bucket, wire: Wire, load: &Load, parcel: &mut Parcel) {
+        let mut gradient = self.gradient(load.range.clone());
+        unpack(parcel.part(load.place.clone()), wire, load.scale, &mut gradient);
+        let rounded_off = parcel.rounded_off(load.place.clone());
+        if !rounded_off.is_empty() {
+            take_back(&mut bucket.residual[load.range.clone()], rounded_off, load.scale);
         }
     }
 }

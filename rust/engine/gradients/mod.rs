@@ -52,8 +52,8 @@ pub struct Gradients {
     /// The exchange that the courier is at, or has brought back.
     under_way: Option<Vec<Member>>,
     courier: Option<Courier>,
-    /// A parcel that came back; its memory is used again.
-    used: Option<Parcel>,
+    /// Parcels that came back; their memory is used again.
+    used: Vec<Parcel>,
     /// Room in which a chunk is remembered while it is changed.
     room: Vec<f32>,
     undo: Undo,
@@ -93,7 +93,7 @@ impl Gradients {
             held: Vec::new(),
             under_way: None,
             courier: None,
-            used: None,
+            used: Vec::new(),
             room: Vec::new(),
             undo: Undo::default(),
             counters: Arc::default(),
@@ -291,13 +291,15 @@ impl Gradients {
         let seq = members[0].job.seq;
         let mut shards: Vec<_> = members
             .iter_mut()
-            .filter_map(|member| {
-                member.shard.as_mut().map(|shard| (member.bucket.number, member.density, shard))
+            .enumerate()
+            .filter_map(|(index, member)| {
+                let (number, density) = (member.bucket.number, member.density);
+                member.shard.as_mut().map(|shard| (index, number, density, shard))
             })
             .collect();
 
         counters.time(Stage::Accumulate, || {
-            for (number, _, shard) in &mut shards {
+            for (_, number, _, shard) in &mut shards {
                 let bucket = buckets.entry(*number).or_default();
                 if undo.is_wanted {
                     bucket.keep(undo.pass, |pass| undo.poisoned.contains(&pass));
@@ -307,35 +309,43 @@ impl Gradients {
         });
 
         let own: Vec<f32> =
-            shards.iter().flat_map(|(_, _, shard)| shard.norms.iter().copied()).collect();
+            shards.iter().flat_map(|(_, _, _, shard)| shard.norms.iter().copied()).collect();
         let mut sums = own.clone();
         let sent = counters
             .time(Stage::Norms, || norms::sum_over_hosts(fabric, seq, &mut sums, deadline))?;
         counters.norms(sent);
 
-        let parcel = counters.time(Stage::Pack, || {
-            let (mut own, mut sums, mut elements) = (&own[..], &sums[..], 0);
-            for (_, density, shard) in &mut shards {
+        counters.time(Stage::Pack, || {
+            let (mut own, mut sums) = (&own[..], &sums[..]);
+            for (_, _, density, shard) in &mut shards {
                 let (norms, later) = sums.split_at(shard.norms.len());
                 shard.norms.copy_from_slice(norms);
                 shard.choose(*density, method.wire, &own[..norms.len()]);
-                elements += shard.take_place(elements);
+                shard.spread_poison();
                 (sums, own) = (later, &own[norms.len()..]);
             }
-            let mut parcel = Parcel::new(method.wire, elements, deadline, used.take());
-            for (number, _, shard) in &mut shards {
-                let bucket = buckets.entry(*number).or_default();
-                shard.pack(bucket, method.wire, &mut parcel);
-            }
-            parcel
         });
-        if shards.iter().any(|(_, _, shard)| shard.is_poisoned()) {
+        if shards.iter().any(|(_, _, _, shard)| shard.is_poisoned()) {
             undo.poisoned.push(undo.pass);
         }
-        for (_, _, shard) in &mut shards {
-            shard.spread_poison();
+
+        let start = Instant::now();
+        let mut parcel = Parcel::new(method.wire, deadline, used.pop());
+        for (member, number, _, shard) in &shards {
+            let bucket = buckets.entry(*number).or_default();
+            for (range, scale) in shard.chosen() {
+                if parcel.is_full_for(range.len()) {
+                    let next = Parcel::new(method.wire, deadline, used.pop());
+                    let full = std::mem::replace(&mut parcel, next);
+                    courier.send(full).map_err(|_| Failure::Interrupted)?;
+                }
+                let (load, out) = parcel.add(*member, range, scale);
+                Shard::pack(bucket, method.wire, &load, out);
+            }
         }
-        courier.send(parcel).map_err(|_| Failure::Interrupted)
+        counters.add(Stage::Pack, start.elapsed().as_secs_f64());
+        // Also if it is empty: an exchange ends with its last parcel.
+        courier.send(parcel.last()).map_err(|_| Failure::Interrupted)
     }
 
     /// Completes the oldest exchange under way, whose members these are.
@@ -345,24 +355,33 @@ impl Gradients {
         mut members: Vec<Member>,
         deadline: Instant,
     ) -> Result<Vec<Member>, Failed> {
-        let Gradients { method, buckets, courier, counters, .. } = self;
+        let Gradients { method, buckets, courier, counters, used, .. } = self;
         let failed = Failed::at(&members[0]);
         if let (Some(method), Some(courier)) = (method, courier) {
-            let delivery = counters
-                .time(Stage::Wait, || courier.receive(|| fabric.check()))
-                .map_err(&failed)?;
-            let Delivery { mut parcel, outcome, seconds, sent } = delivery;
-            counters.add(Stage::Wire, seconds);
-            outcome.map_err(&failed)?;
-            counters.time(Stage::Unpack, || {
-                for member in &mut members {
-                    let Some(shard) = &mut member.shard else { continue };
-                    let bucket = buckets.entry(member.bucket.number).or_default();
-                    shard.unpack(bucket, method.wire, &mut parcel);
+            let mut sent_in_all = 0;
+            loop {
+                let delivery = counters
+                    .time(Stage::Wait, || courier.receive(|| fabric.check()))
+                    .map_err(&failed)?;
+                let Delivery { mut parcel, outcome, seconds, sent } = delivery;
+                counters.add(Stage::Wire, seconds);
+                sent_in_all += sent;
+                outcome.map_err(&failed)?;
+                counters.time(Stage::Unpack, || {
+                    for load in std::mem::take(&mut parcel.loads) {
+                        let member = &mut members[load.member];
+                        let Some(shard) = &mut member.shard else { continue };
+                        let bucket = buckets.entry(member.bucket.number).or_default();
+                        shard.unpack(bucket, method.wire, &load, &mut parcel);
+                    }
+                });
+                let is_last = parcel.is_last();
+                used.push(parcel);
+                if is_last {
+                    break;
                 }
-            });
-            count(counters, &members, sent);
-            self.used = Some(parcel);
+            }
+            count(counters, &members, sent_in_all);
         }
         counters.time(Stage::WithinHost, || {
             members.iter().try_for_each(|member| {
