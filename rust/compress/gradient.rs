@@ -65,6 +65,16 @@ impl<'a> Gradient<'a> {
         }
     }
 
+    /// Keeps the elements before `middle`, and returns the others.
+    pub fn split_off(&mut self, middle: usize) -> Gradient<'a> {
+        const WITHIN: &str = "the middle is within the gradient";
+        match self {
+            Gradient::F32(numbers) => Gradient::F32(numbers.split_off_mut(middle..).expect(WITHIN)),
+            Gradient::F16(bits) => Gradient::F16(bits.split_off_mut(middle..).expect(WITHIN)),
+            Gradient::BF16(bits) => Gradient::BF16(bits.split_off_mut(middle..).expect(WITHIN)),
+        }
+    }
+
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
             Gradient::F32(numbers) => bytes_of_mut(numbers),

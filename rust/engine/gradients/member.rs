@@ -1,6 +1,7 @@
 //! A member of a fused exchange: one gradient bucket on its way, from the agreement of the ranks
 //! until it is delivered. Each method is one stage of the way, in the order in which they come.
 
+use super::accumulation::Stretch;
 use super::bucket::Bucket;
 use super::method::Method;
 use super::parcel::{Load, Parcel};
@@ -9,9 +10,7 @@ use crate::collective::agreement::{Agreed, AgreedBucket};
 use crate::collective::span::Span;
 use crate::compress::hop::take_back;
 use crate::compress::schedule::count;
-use crate::compress::{
-    Gradient, Grid, Momentum, Wire, accumulate, fill, pack, scale_for, select, unpack,
-};
+use crate::compress::{Gradient, Grid, Momentum, Wire, fill, pack, scale_for, select, unpack};
 use crate::engine::queue::Job;
 use std::ops::Range;
 
@@ -85,20 +84,21 @@ impl Shard {
         &mut self,
         bucket: &mut Bucket,
         momentum: Option<Momentum>,
-        undo: &mut Vec<f32>,
+        room: &mut Vec<f32>,
     ) {
         bucket.make_room(self.elements(), true, momentum);
-        self.norms.clear();
-        undo.resize(2 * self.grid.chunk.min(self.elements()), 0.0);
-        for index in 0..self.grid.chunks() {
-            let range = self.grid.range(index);
-            let momentum = momentum.map(|momentum| (&mut bucket.velocity[range.clone()], momentum));
-            let mut gradient = self.gradient(range.clone());
-            let norms = accumulate(&mut gradient, &mut bucket.residual[range], momentum, undo);
-            self.norms.push(norms.sum);
-            self.weight.gradient += f64::from(norms.gradient);
-            self.weight.unsent += if norms.sum.is_finite() { f64::from(norms.sum) } else { 0.0 };
-        }
+        let (chunk, elements) = (self.grid.chunk, self.elements());
+        let stretch = Stretch {
+            gradient: self.gradient(0..elements),
+            residual: &mut bucket.residual,
+            velocity: momentum.map(|momentum| (&mut bucket.velocity[..], momentum)),
+            chunk,
+        };
+        let norms = stretch.accumulate(room);
+        let finite = |norm: f32| if norm.is_finite() { f64::from(norm) } else { 0.0 };
+        self.weight.gradient = norms.iter().map(|norms| finite(norms.gradient)).sum();
+        self.weight.unsent = norms.iter().map(|norms| finite(norms.sum)).sum();
+        self.norms = norms.into_iter().map(|norms| norms.sum).collect();
     }
 
     /// Chooses, from the norms of all hosts, what is sent. `own` are this rank's norms.

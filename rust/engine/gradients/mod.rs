@@ -12,6 +12,7 @@
 //! may depend on time, or on what one rank alone knows. Nothing is changed of what a bucket keeps
 //! but by an exchange that all ranks have agreed on.
 
+mod accumulation;
 mod bucket;
 mod courier;
 mod member;
