@@ -42,7 +42,7 @@ at::Tensor BucketMemory::allocate(int64_t numel, const at::TensorOptions& option
     auto owner = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage);
     buckets_.insert_or_assign(
         storage->data(), Bucket{c10::weak_intrusive_ptr<c10::StorageImpl>(owner), storage->nbytes(),
-                                lasts ? ++newest_ : kUnnumbered, std::nullopt, nullptr, layout_});
+                                lasts ? ++newest_ : kUnnumbered, nullptr, layout_});
   }
   return tensor;
 }
@@ -55,17 +55,23 @@ std::optional<uint32_t> BucketMemory::find(const at::Tensor& tensor) {
   if (found == buckets_.end()) return std::nullopt;
   const auto owner = found->second.storage.lock();
   if (owner.get() != storage || found->second.nbytes != tensor.nbytes()) return std::nullopt;
-  const auto number = found->second.number;
-  const auto has_hook = found->second.has_hook;
   if (!found->second.parameter) found->second.parameter = current_parameter();
-  if (has_hook) return *has_hook ? std::nullopt : std::optional(number);
+  const auto [number, layout] = std::pair(found->second.number, found->second.layout);
   // Not with the lock held: it takes Python's.
   lock.unlock();
-  const bool by_hook = !called_by_autograd_itself();
+  if (!reducer_brings(layout, torch::autograd::get_current_graph_task_id())) return std::nullopt;
+  return number;
+}
+
+bool BucketMemory::reducer_brings(uint64_t layout, int pass) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto asked = asked_.find(layout);
+  if (asked != asked_.end() && asked->second.first == pass) return asked->second.second;
+  lock.unlock();
+  const bool answer = called_by_autograd_itself();
   lock.lock();
-  found = buckets_.find(tensor.const_data_ptr());
-  if (found != buckets_.end() && found->second.number == number) found->second.has_hook = by_hook;
-  return by_hook ? std::nullopt : std::optional(number);
+  asked_.insert_or_assign(layout, std::pair(pass, answer));
+  return answer;
 }
 
 bool BucketMemory::is_last_of_model(uint32_t number) {
@@ -100,6 +106,7 @@ void BucketMemory::clean_up() {
   std::erase_if(buckets_, [&](const auto& entry) {
     if (!entry.second.storage.expired()) return false;
     if (entry.second.number != kUnnumbered) gone_.push_back(entry.second.number);
+    asked_.erase(entry.second.layout);
     return true;
   });
 }

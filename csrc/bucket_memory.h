@@ -58,9 +58,6 @@ class BucketMemory {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     size_t nbytes;
     uint32_t number;
-    // Whether a hook of the user's brings it; found out when it comes for the first time, because
-    // a hook is registered before that or never.
-    std::optional<bool> has_hook;
     const void* parameter = nullptr;
     // Which buckets were made together.
     uint64_t layout = 0;
@@ -69,11 +66,17 @@ class BucketMemory {
   // Takes out what is gone. With the lock held.
   void clean_up();
 
+  // Whether the Reducer itself brings the buckets of this layout in this backward pass, and not a
+  // hook of the user's. It takes Python's lock, so it is asked once a pass.
+  bool reducer_brings(uint64_t layout, int pass);
+
   std::mutex mutex_;
   std::unordered_map<const void*, Bucket> buckets_;
   uint32_t newest_ = kUnnumbered;
   std::atomic<uint64_t> layout_{0};
   std::vector<uint32_t> gone_;
+  // By layout: the last pass that was asked about, and the answer.
+  std::unordered_map<uint64_t, std::pair<int, bool>> asked_;
 };
 
 }  // namespace gflow

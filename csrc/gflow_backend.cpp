@@ -156,6 +156,7 @@ void GflowBackend::await_end_of_pass() {
 
 void GflowBackend::end_of_pass() {
   group_->end_of_pass();
+  forget_what_is_gone();
   const std::string announcement(group_->announcement());
   if (!announcement.empty()) tell_user(announcement);
 }
@@ -176,7 +177,8 @@ WorkPtr GflowBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& 
                          {}, [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
                            return inner.allreduce(outputs[0], opts);
                          });
-  if (is_over && buckets_.is_last_of_model(*bucket)) end_of_pass();
+  // Nobody is told anything here: the Reducer holds its lock.
+  if (is_over && buckets_.is_last_of_model(*bucket)) group_->end_of_pass();
   return work;
 }
 

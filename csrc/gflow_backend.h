@@ -1,5 +1,5 @@
-// GflowBackend: what torch.distributed calls. It translates c10d's calls for the engine and
-// nothing else.
+// GflowBackend: what torch.distributed calls. It translates c10d's calls for the engine, and says
+// which of them are for gradients and when a backward pass is over.
 //
 // A collective on CPU tensors is described, queued in the engine (rust/engine), agreed on by all
 // ranks, and carried out: by the engine itself, or by the inner Gloo backend where the engine does

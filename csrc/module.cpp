@@ -1,5 +1,5 @@
 // gflow._C: what the Python half of the package calls. Everything that a user calls is in
-// Python; this module only makes backends and reads their counters.
+// Python; this module makes backends, reads their counters, and hands over what they keep.
 #include <pthread.h>
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>

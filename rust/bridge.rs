@@ -1,7 +1,7 @@
 //! The bridge: the one room where C++ and Rust meet.
 //!
-//! Every entry from C++ goes through [`guard`], so that a panic becomes an error and the error a
-//! C++ exception; a panic that reached cxx would abort the process. C++ exceptions arrive here as
+//! Every entry from C++ that does anything goes through [`guard`], so that a panic becomes an error
+//! and the error a C++ exception; a panic that reached cxx would abort the process. C++ exceptions arrive here as
 //! errors with their message. Nothing is decided here.
 
 use crate::collective::assembly::{Assembled, Census, assemble};
@@ -192,12 +192,11 @@ mod ffi {
         fn fence(self: &Group, timeout_ms: u64) -> Result<()>;
         fn seq(self: &Group) -> Result<u64>;
         fn metrics(self: &Group) -> Result<MetricsSnapshot>;
-        fn compresses(self: &Group) -> bool;
         fn end_of_pass(self: &Group) -> Result<()>;
         fn flush(self: &Group) -> Result<()>;
         fn announcement(self: &Group) -> Result<String>;
         fn forget(self: &Group, buckets: &[u32]) -> Result<()>;
-        fn topology(self: &Group) -> Place;
+        fn topology(self: &Group) -> Result<Place>;
         fn shard_of(self: &Group, bytes: usize) -> Result<ByteRange>;
         fn bucket_state(self: &Group, number: u32, timeout_ms: u64) -> Result<BucketState>;
         fn load_bucket(
@@ -465,10 +464,6 @@ impl Group {
         })
     }
 
-    fn compresses(&self) -> bool {
-        self.compresses
-    }
-
     fn end_of_pass(&self) -> Result<()> {
         guard(|| {
             self.engine.end_of_pass();
@@ -494,13 +489,15 @@ impl Group {
         })
     }
 
-    fn topology(&self) -> ffi::Place {
-        ffi::Place {
-            hosts: self.topology.hosts(),
-            carriers: self.topology.carriers(),
-            host: self.topology.host(),
-            place: self.topology.place(),
-        }
+    fn topology(&self) -> Result<ffi::Place> {
+        guard(|| {
+            Ok(ffi::Place {
+                hosts: self.topology.hosts(),
+                carriers: self.topology.carriers(),
+                host: self.topology.host(),
+                place: self.topology.place(),
+            })
+        })
     }
 
     /// The part of a bucket of so many bytes that this rank carries to other hosts.

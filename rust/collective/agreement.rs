@@ -43,6 +43,8 @@ pub struct Shown<'a> {
     pub offset: Option<u64>,
     /// How often this rank has exchanged the bucket that it is.
     pub step: u64,
+    /// The momentum that this rank applies to it, in some code.
+    pub momentum: u32,
 }
 
 /// The names of the ranks of a group, for messages: "rank 1 (host a, pid 7)".
@@ -93,6 +95,14 @@ fn agree_on_bucket(headers: &[Header], labels: &Labels) -> Result<Option<AgreedB
             first.step + 1,
             other.bucket,
             other.step + 1
+        )));
+    }
+    let mut named = headers.iter().zip(labels).filter(|(header, _)| header.bucket != 0);
+    if let Some((_, label)) = named.find(|(header, _)| header.momentum != first.momentum) {
+        return Err(Error::Mismatch(format!(
+            "{first_label} and {label} apply different momentum to gradient bucket {}. Call \
+             gflow.take_momentum alike on every rank",
+            first.bucket
         )));
     }
     let by_all = headers.iter().all(|header| header.bucket != 0);
@@ -221,6 +231,7 @@ pub fn explain(failure: Failure, labels: &Labels, seq: u64, call: &Call) -> Erro
             doing,
             waited: call.timeout,
         },
+        Failure::Broken(reason) => Error::Panic(format!("{reason} during {doing}")),
         Failure::Interrupted => Error::Closed(format!("the group was aborted during {doing}")),
     }
 }
@@ -238,12 +249,15 @@ struct Header {
     /// The gradient bucket that it is, and how often that was exchanged; 0 if it is none.
     bucket: u32,
     step: u64,
+    momentum: u32,
 }
 
 const GRADIENT: u8 = 1;
 const COMPLAINS: u8 = 2;
 /// More than the fields need, so that a tensor behind it is aligned.
 const HEADER_BYTES: usize = 64;
+/// What norms have where a call has its kind, so that neither is ever taken for the other.
+pub const NORMS_CODE: u8 = u8::MAX;
 /// Stands for "not in the arena"; no arena is that large.
 const NOWHERE: u64 = u64::MAX;
 
@@ -257,6 +271,7 @@ impl Header {
             offset: own.offset,
             bucket: call.bucket,
             step: own.step,
+            momentum: own.momentum,
         }
     }
 
@@ -280,6 +295,7 @@ impl Header {
         put(&self.offset.unwrap_or(NOWHERE).to_le_bytes());
         put(&self.bucket.to_le_bytes());
         put(&self.step.to_le_bytes());
+        put(&self.momentum.to_le_bytes());
         bytes
     }
 
@@ -294,6 +310,13 @@ impl Header {
         }
         let seq = u64::from_le_bytes(take(&mut rest));
         let [kind, dtype, reduce_op, flags] = take(&mut rest);
+        if kind == NORMS_CODE {
+            return Err(format!(
+                "the norms of gradients that it has held back since #{seq}, and this rank is at \
+                 something else: a rank waited for a gradient in the middle of a backward pass, \
+                 or called another collective there"
+            ));
+        }
         let kind =
             Kind::from_code(kind).ok_or_else(|| format!("an unknown collective, code {kind}"))?;
         if flags & !(GRADIENT | COMPLAINS) != 0 {
@@ -316,6 +339,7 @@ impl Header {
             offset: Some(u64::from_le_bytes(take(&mut rest))).filter(|at| *at != NOWHERE),
             bucket: u32::from_le_bytes(take(&mut rest)),
             step: u64::from_le_bytes(take(&mut rest)),
+            momentum: u32::from_le_bytes(take(&mut rest)),
         })
     }
 }
@@ -356,13 +380,14 @@ mod tests {
         let kind = (0..Kind::ALL.len()).prop_map(|index| Kind::ALL[index]);
         let codes = (kind, any::<u8>(), any::<u8>(), any::<bool>(), any::<bool>());
         let sizes = (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<u64>());
-        let bucket = (any::<u32>(), any::<u64>());
-        (any::<u64>(), codes, sizes, bucket).prop_map(|(seq, codes, sizes, (bucket, step))| {
+        let bucket = (any::<u32>(), any::<u64>(), any::<u32>());
+        (any::<u64>(), codes, sizes, bucket).prop_map(|(seq, codes, sizes, bucket)| {
+            let (bucket, step, momentum) = bucket;
             let (kind, dtype, reduce_op, gradient, complains) = codes;
             let (root, tensors, numel, layout, offset) = sizes;
             let view = View { kind, dtype, reduce_op, root, tensors, numel, layout };
             let offset = Some(offset).filter(|offset| *offset != NOWHERE);
-            Header { seq, view, gradient, complains, offset, bucket, step }
+            Header { seq, view, gradient, complains, offset, bucket, step, momentum }
         })
     }
 

@@ -145,6 +145,7 @@ fn tell_all(
             }
             Failure::Stalled { through } => (vec![through], "no answer".to_string()),
             Failure::Interrupted => (Vec::new(), "the group was aborted".to_string()),
+            Failure::Broken(reason) => (Vec::new(), reason),
         };
         ConnectError { missing, last }
     })?;

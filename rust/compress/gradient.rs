@@ -45,17 +45,6 @@ impl<'a> Gradient<'a> {
         self.len() == 0
     }
 
-    /// Whether no element is infinite or NaN.
-    pub fn is_finite(&self) -> bool {
-        // An exponent of all ones is what infinity and NaN have, and nothing else.
-        let sixteen = |bits: &[u16], exponent: u16| bits.iter().all(|b| b & exponent != exponent);
-        match self {
-            Gradient::F32(numbers) => numbers.iter().all(|number| number.is_finite()),
-            Gradient::F16(bits) => sixteen(bits, 0x7c00),
-            Gradient::BF16(bits) => sixteen(bits, 0x7f80),
-        }
-    }
-
     /// The elements in this range.
     pub fn part(&mut self, range: Range<usize>) -> Gradient<'_> {
         match self {
@@ -86,26 +75,6 @@ impl<'a> Gradient<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_gradient_with_infinity_or_nan_in_any_place_is_not_finite() {
-        for value in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
-            for place in 0..5 {
-                let mut numbers = [f32::MAX; 5];
-                let mut halves = [half::f16::MAX.to_bits(); 5];
-                let mut brains = [half::bf16::MAX.to_bits(); 5];
-                assert!(Gradient::F32(&mut numbers).is_finite());
-                assert!(Gradient::F16(&mut halves).is_finite());
-                assert!(Gradient::BF16(&mut brains).is_finite());
-                numbers[place] = value;
-                halves[place] = half::f16::from_f32_const(value).to_bits();
-                brains[place] = half::bf16::from_f32_const(value).to_bits();
-                assert!(!Gradient::F32(&mut numbers).is_finite());
-                assert!(!Gradient::F16(&mut halves).is_finite());
-                assert!(!Gradient::BF16(&mut brains).is_finite());
-            }
-        }
-    }
 
     #[test]
     fn a_gradient_is_made_of_whole_aligned_floats_only() {

@@ -11,7 +11,8 @@
 //!    residual the floats of the [`wire`], and leaves in it what those could not express.
 //! 4. As the ranks' floats meet on the way round the ring, [`hop`] adds them up, and keeps what
 //!    the sum lost.
-//! 5. [`unpack`] makes the sum a [`gradient`] again. That of a chunk not sent is zero.
+//! 5. [`unpack`] makes the sum a [`gradient`] again. That of a chunk not sent is zero. What a
+//!    gradient of 16 bits cannot express is a [`rest`], which one rank keeps.
 //!
 //! So nothing is lost, and infinity and NaN never enter a residual: a chunk that has any is
 //! *poisoned*, its norm is infinity or NaN, and that is what all ranks are given as its gradient.
@@ -27,6 +28,7 @@ pub mod momentum;
 pub mod pack;
 #[cfg(test)]
 pub(crate) mod reference;
+pub mod rest;
 #[cfg(test)]
 mod samples;
 pub mod scale;
@@ -42,6 +44,7 @@ pub use gradient::Gradient;
 pub use grid::Grid;
 pub use momentum::{Momentum, add_velocity};
 pub use pack::pack;
+pub use rest::keep_rest;
 pub use scale::scale_for;
 pub use schedule::Schedule;
 pub use selection::{add_norms, select};

@@ -103,9 +103,22 @@ pub(crate) fn step(method: &Method, before: &[Rank]) -> Step {
         for element in ranges[chunk].clone() {
             if sums[chunk].is_finite() {
                 let sum = read(method.wire, &summed, at);
-                delivered[element] = rounded_to(method.element, sum / scale);
+                let largest = match method.element {
+                    Element::F16 => f16::MAX.to_f32_const(),
+                    Element::BF16 => bf16::MAX.to_f32_const(),
+                    _ => f32::MAX,
+                };
+                let mut rounded = rounded_to(method.element, sum / scale);
+                let is_finite = (sum / scale).is_finite();
+                if is_finite {
+                    rounded = rounded.clamp(-largest, largest);
+                }
+                delivered[element] = rounded;
                 for (rank, rounded_off) in ranks.iter_mut().zip(&rounded_off) {
                     rank.residual[element] += rounded_off[at] / scale;
+                }
+                if method.element != Element::F32 && is_finite {
+                    ranks[0].residual[element] += sum / scale - rounded;
                 }
             }
             at += 1;

@@ -6,6 +6,7 @@ use super::hop::{add_with, take_back_with};
 use super::momentum::add_velocity_with;
 use super::pack::pack_with;
 use super::reference::{self, Method, Rank};
+use super::rest::keep_rest;
 use super::samples::{any_finite, any_magnitude, bits, gradient, lengths, numbers, sets_here};
 use super::unpack::unpack_with;
 use super::{Gradient, Grid, Momentum, Wire, add_norms, fill, scale_for, select};
@@ -432,11 +433,16 @@ impl Kernels {
                 }
             }
         }
-        for gradient in &mut gradients {
-            for ((range, place, _), scale) in places.iter().zip(&scales) {
+        for (index, gradient) in gradients.iter_mut().enumerate() {
+            for ((range, place, sum), scale) in places.iter().zip(&scales) {
                 let bytes = &summed[place.start * size..place.end * size];
                 let part = &mut gradient.borrow();
-                unpack_with(self.set, bytes, method.wire, *scale, &mut part.part(range.clone()));
+                let part = &mut part.part(range.clone());
+                unpack_with(self.set, bytes, method.wire, *scale, part);
+                if sum.is_finite() {
+                    let residual = (index == 0).then(|| &mut ranks[0].residual[range.clone()]);
+                    keep_rest(bytes, method.wire, *scale, part, residual);
+                }
             }
             for (chunk, sum) in sums.iter().enumerate().filter(|(_, sum)| !sum.is_finite()) {
                 fill(&mut gradient.borrow().part(grid.range(chunk)), *sum);

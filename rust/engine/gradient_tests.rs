@@ -196,25 +196,22 @@ fn expected(
     let mut delivered: Vec<Vec<u8>> =
         case.buckets.iter().map(|elements| vec![0; elements * each]).collect();
     for place in 0..carriers {
-        for bucket in 0..case.buckets.len() {
-            for (host, ranks) in hosts.iter().enumerate() {
-                let range = shard(bucket, place);
-                kept[bucket][place][host].gradient = sum_of_host(ranks, bucket, range);
+        for (bucket, kept) in kept.iter_mut().enumerate() {
+            for (ranks, kept) in hosts.iter().zip(&mut kept[place]) {
+                kept.gradient = sum_of_host(ranks, bucket, shard(bucket, place));
             }
         }
         if step < WARMUP {
-            for bucket in 0..case.buckets.len() {
-                exact_step(case, &mut kept[bucket][place]);
-            }
+            kept.iter_mut().for_each(|kept| exact_step(case, &mut kept[place]));
         } else {
             for group in fused(case) {
                 compressed_step(case, kept, place, group);
             }
         }
-        for bucket in 0..case.buckets.len() {
+        for (bucket, (kept, delivered)) in kept.iter().zip(&mut delivered).enumerate() {
             let range = shard(bucket, place);
-            let bytes = encode(case.element, &kept[bucket][place][0].gradient);
-            delivered[bucket][range.start * each..range.end * each].copy_from_slice(&bytes);
+            let bytes = encode(case.element, &kept[place][0].gradient);
+            delivered[range.start * each..range.end * each].copy_from_slice(&bytes);
         }
     }
     delivered
@@ -245,16 +242,14 @@ fn exact_step(case: &Case, hosts: &mut [Rank]) {
     }
     // The ring of exact sums: chunk c is combined in the order c, c + 1, …
     let bytes = hosts[0].gradient.len() * case.element.bytes();
-    let mut sums = vec![0.0; hosts[0].gradient.len()];
+    let mut sums = Vec::new();
     for (index, range) in cut(bytes, hosts.len()).enumerate() {
-        for element in range.start / case.element.bytes()..range.end / case.element.bytes() {
-            let mut sum = hosts[index].gradient[element];
-            for hop in 1..hosts.len() {
-                let own = hosts[(index + hop) % hosts.len()].gradient[element];
-                sum = reference::rounded_to(case.element, sum + own);
-            }
-            sums[element] = sum;
-        }
+        let elements = range.start / case.element.bytes()..range.end / case.element.bytes();
+        sums.extend(elements.map(|element| {
+            let in_order = (0..hosts.len()).map(|hop| &hosts[(index + hop) % hosts.len()]);
+            let numbers = in_order.map(|rank| rank.gradient[element]);
+            numbers.reduce(|sum, own| reference::rounded_to(case.element, sum + own)).unwrap()
+        }));
     }
     for rank in hosts {
         rank.gradient.clone_from(&sums);

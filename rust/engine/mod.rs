@@ -25,7 +25,8 @@ use front::Front;
 use gradients::{Courier, Gradients};
 use hands::Hands;
 use operation::Operation;
-use queue::{Queue, Reason};
+use queue::Queue;
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
@@ -66,6 +67,13 @@ struct Shared {
     changed: Condvar,
 }
 
+impl Activity {
+    /// Whether a collective up to this number is not over.
+    fn is_pending(&self, newest: u64) -> bool {
+        self.finished < newest || self.begun.first().is_some_and(|first| *first <= newest)
+    }
+}
+
 #[derive(Default)]
 enum Announcement {
     #[default]
@@ -84,6 +92,8 @@ struct Activity {
     notifying: usize,
     /// The number of the last collective that is over.
     finished: u64,
+    /// Those that have begun and are not: a gradient that is held back ends after later ones.
+    begun: BTreeSet<u64>,
 }
 
 /// Set when the interpreter is about to end: a callback must not be started any more.
@@ -136,19 +146,38 @@ impl Engine {
         if call.gradient {
             self.shared.traffic.begin(Instant::now());
         }
-        self.shared.queue.push(call, operation)
+        let is_gradient = call.gradient;
+        let pushed = self.shared.queue.push(call, operation);
+        if is_gradient && pushed.is_err() {
+            self.shared.traffic.end(Instant::now());
+        }
+        pushed
+    }
+
+    /// The same for a caller that waits for the outcome anyway: if nothing else runs, the
+    /// collective runs on the caller's thread, which saves waking another twice.
+    pub fn submit_and_wait(&self, call: Call, operation: Arc<dyn Operation>) -> Result<u64> {
+        self.refuse_forks()?;
+        match self.shared.queue.take_or_push(call, operation)? {
+            Ok(job) => {
+                let seq = job.seq;
+                worker::run(&self.shared, job);
+                Ok(seq)
+            }
+            Err(seq) => Ok(seq),
+        }
     }
 
     /// The backward pass is over: gradients that are held back are exchanged, and somebody waits
     /// for them.
     pub fn end_of_pass(&self) {
         self.shared.traffic.backward_ended(Instant::now());
-        self.shared.queue.push_flush(Reason::EndOfPass);
+        self.shared.queue.push_flush();
     }
 
     /// Somebody waits for a gradient that may be held back.
     pub fn flush(&self) {
-        self.shared.queue.push_flush(Reason::SomebodyWaits);
+        self.shared.queue.push_flush();
     }
 
     /// What the user is to be told, if anything, and only once.
@@ -177,20 +206,6 @@ impl Engine {
     /// These buckets are gone: nothing needs to be kept of them.
     pub fn forget(&self, buckets: &[u32]) {
         lock(&self.shared.gone).extend_from_slice(buckets);
-    }
-
-    /// The same for a caller that waits for the outcome anyway: if nothing else runs, the
-    /// collective runs on the caller's thread, which saves waking another twice.
-    pub fn submit_and_wait(&self, call: Call, operation: Arc<dyn Operation>) -> Result<u64> {
-        self.refuse_forks()?;
-        match self.shared.queue.take_or_push(call, operation)? {
-            Ok(job) => {
-                let seq = job.seq;
-                worker::run(&self.shared, job);
-                Ok(seq)
-            }
-            Err(seq) => Ok(seq),
-        }
     }
 
     /// Runs an operation that is no collective, aside from the queue: a send or a receive.
@@ -222,18 +237,19 @@ impl Engine {
         self.check_usable()?;
         self.flush();
         let newest = self.seq();
-        let pending = |activity: &mut Activity| activity.finished < newest;
+        let pending = |activity: &mut Activity| activity.is_pending(newest);
         let (activity, _) = self
             .shared
             .changed
             .wait_timeout_while(self.shared.activity(), limit, pending)
             .unwrap_or_else(PoisonError::into_inner);
-        let finished = activity.finished;
+        let (is_pending, finished) = (activity.is_pending(newest), activity.finished);
         drop(activity);
         self.check_usable()?;
-        if finished >= newest {
+        if !is_pending {
             return Ok(());
         }
+        let finished = finished.min(newest - 1);
         Err(Error::TimedOut {
             missing: vec![format!("the collectives #{} to #{newest} before it", finished + 1)],
             doing: "waiting for the collectives before".to_string(),
@@ -354,6 +370,11 @@ impl Shared {
         self.activity().running.push(operation.clone());
     }
 
+    fn begin_collective(&self, seq: u64, operation: &Arc<dyn Operation>) {
+        self.activity().begun.insert(seq);
+        self.begin(operation);
+    }
+
     fn end(&self, operation: &Arc<dyn Operation>) {
         self.activity().running.retain(|other| !Arc::ptr_eq(other, operation));
     }
@@ -361,6 +382,7 @@ impl Shared {
     fn end_collective(&self, seq: u64, operation: &Arc<dyn Operation>) {
         self.end(operation);
         let mut activity = self.activity();
+        activity.begun.remove(&seq);
         activity.finished = activity.finished.max(seq);
         drop(activity);
         self.changed.notify_all();

@@ -1,4 +1,5 @@
-//! The queue of a group: collectives in the order in which the program called them.
+//! The queue of a group: collectives in the order in which the program called them, and between them
+//! where gradients that are held back are to go out.
 //!
 //! One collective runs at a time: whoever takes a job says when it is over. It is closed once, with
 //! a reason that every later call gets. It never drops an operation: what cannot run any more is
@@ -23,16 +24,7 @@ pub struct Job {
 pub enum Task {
     Collective(Job),
     /// Gradients that are held back are exchanged now, and completed.
-    Flush(Reason),
-}
-
-/// Why gradients are no longer held back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reason {
-    /// No more of them come: the backward pass is over.
-    EndOfPass,
-    /// Somebody waits for one of them.
-    SomebodyWaits,
+    Flush,
 }
 
 #[derive(Default)]
@@ -66,10 +58,10 @@ impl Queue {
     }
 
     /// Appends a flush. It has no number: it is no collective.
-    pub fn push_flush(&self, reason: Reason) {
+    pub fn push_flush(&self) {
         let mut state = self.lock();
         if state.check_open().is_ok() {
-            state.tasks.push_back(Task::Flush(reason));
+            state.tasks.push_back(Task::Flush);
             drop(state);
             self.changed.notify_one();
         }
@@ -140,7 +132,7 @@ impl Queue {
     pub fn drain(&self) -> Vec<Job> {
         let job = |task| match task {
             Task::Collective(job) => Some(job),
-            Task::Flush(_) => None,
+            Task::Flush => None,
         };
         self.lock().tasks.drain(..).filter_map(job).collect()
     }
@@ -217,12 +209,12 @@ mod model {
                 while let Some(task) = of_worker.pop() {
                     match task {
                         Task::Collective(job) => run(&of_worker, &of_last, job),
-                        Task::Flush(_) => of_worker.done(),
+                        Task::Flush => of_worker.done(),
                     }
                 }
             });
             queue.push(all_reduce(1), Arc::new(Nothing)).unwrap();
-            queue.push_flush(Reason::EndOfPass);
+            queue.push_flush();
             if let Ok(job) = queue.take_or_push(all_reduce(1), Arc::new(Nothing)).unwrap() {
                 run(&queue, &last, job);
             }

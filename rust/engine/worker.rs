@@ -6,9 +6,9 @@
 
 use super::Shared;
 use super::front::Front;
-use super::gradients::{Failed, Member};
+use super::gradients::{Failed, Member, Shard};
 use super::operation::Operation;
-use super::queue::{Job, Reason, Task};
+use super::queue::{Job, Task};
 use crate::arithmetic::element::Element;
 use crate::collective::agreement::{Agreed, AgreedBucket, Shown, agree, explain, shown};
 use crate::collective::fabric::Fabric;
@@ -35,7 +35,7 @@ pub fn serve(shared: &Arc<Shared>) {
     while let Some(task) = shared.queue.pop() {
         match task {
             Task::Collective(job) => run(shared, job),
-            Task::Flush(reason) => flush(shared, reason),
+            Task::Flush => flush(shared),
         }
     }
     let reason = "it left the group (destroyed, or its program ended)".to_string();
@@ -44,27 +44,27 @@ pub fn serve(shared: &Arc<Shared>) {
 
 /// Carries out a job that was taken from the queue.
 pub fn run(shared: &Arc<Shared>, job: Job) {
-    shared.begin(&job.operation);
-    let own = (job.seq, job.operation.clone());
+    shared.begin_collective(job.seq, &job.operation);
+    let own =
+        Own { seq: job.seq, operation: job.operation.clone(), is_gradient: job.call.gradient };
     work(shared, Some(own), |front, over| perform(shared, front, job, over));
 }
 
 /// Exchanges and completes the gradients that are held back.
-fn flush(shared: &Arc<Shared>, reason: Reason) {
-    work(shared, None, |front, over| {
-        deliver_all(shared, front, over)?;
-        if reason == Reason::EndOfPass {
-            front.gradients.end_pass();
-        }
-        Ok(())
-    });
+fn flush(shared: &Arc<Shared>) {
+    work(shared, None, |front, over| deliver_all(shared, front, over));
+}
+
+/// A collective, apart from what it needs to run.
+struct Own {
+    seq: u64,
+    operation: Arc<dyn Operation>,
+    is_gradient: bool,
 }
 
 /// A collective that is over, and how it ended.
 struct Over {
-    seq: u64,
-    operation: Arc<dyn Operation>,
-    is_gradient: bool,
+    own: Own,
     outcome: Result<()>,
 }
 
@@ -72,7 +72,7 @@ struct Over {
 /// `own` is the collective that failed.
 fn work(
     shared: &Arc<Shared>,
-    own: Option<(u64, Arc<dyn Operation>)>,
+    own: Option<Own>,
     body: impl FnOnce(&mut Front, &mut Vec<Over>) -> Result<()>,
 ) {
     let mut over = Vec::new();
@@ -91,25 +91,19 @@ fn work(
             front.fabric.say_goodbye(Goodbye { gave_up: true, reason });
             shared.fail(&error);
         }
-        let failed = own.map(|(seq, operation)| Over {
-            seq,
-            operation,
-            is_gradient: false,
-            outcome: Err(error),
-        });
-        over.extend(failed);
+        over.extend(own.map(|own| Over { own, outcome: Err(error) }));
     }
     drop(front);
     for one in &over {
-        shared.end_collective(one.seq, &one.operation);
+        shared.end_collective(one.own.seq, &one.own.operation);
     }
     // First: where no thread can be started, settling runs callbacks, which may want to go on.
     shared.queue.done();
     for one in over {
-        if one.is_gradient {
+        if one.own.is_gradient {
             shared.traffic.end(Instant::now());
         }
-        shared.settle(&one.operation, one.outcome.err().as_ref());
+        shared.settle(&one.own.operation, one.outcome.err().as_ref());
     }
 }
 
@@ -127,10 +121,6 @@ fn perform(
     mut job: Job,
     over: &mut Vec<Over>,
 ) -> Result<()> {
-    if job.call.bucket == 0 {
-        // Gradients that are held back come before anything that is not one of them.
-        deliver_all(shared, front, over)?;
-    }
     let deadline = Instant::now() + job.call.timeout;
     let way = match job.call.complaint.is_empty() {
         true => make_ready(&front.fabric, &job),
@@ -141,7 +131,7 @@ fn perform(
             perform_here(shared, front, job, plan, &memory, deadline, over)
         }
         Ok(Way::Inside(done)) => {
-            let agreed = perform_inside(shared, &mut front.fabric, &job, &done, deadline)?;
+            let agreed = perform_inside(shared, front, &job, &done, deadline, over)?;
             note(shared, job, &agreed, Ok(()), over);
             Ok(())
         }
@@ -192,7 +182,8 @@ fn perform_here(
         Shown { bytes: unsafe { to_show.as_slice() }, ..Shown::default() }
     } else {
         let offset = fabric.offset_of(to_show.address, to_show.bytes);
-        Shown { offset, step: front.gradients.step_of(job.call.bucket), ..Shown::default() }
+        let step = front.gradients.step_of(job.call.bucket);
+        Shown { bytes: &[], offset, step, momentum: front.gradients.momentum_code() }
     };
     let start = Instant::now();
     let agreed = agree(fabric, &shared.labels, job.seq, &job.call, own, deadline)?;
@@ -203,8 +194,11 @@ fn perform_here(
     if fits {
         let due = |rank| plan.to_show(memory, rank).bytes;
         plan.complete(memory, &shown(fabric, &shared.labels, due)?);
+        // Gradients that are held back come before what was called after them.
+        deliver_all(shared, front, over)?;
     } else {
-        plan.carry_out(fabric, memory, &agreed, deadline)
+        deliver_all(shared, front, over)?;
+        plan.carry_out(&mut front.fabric, memory, &agreed, deadline)
             .map_err(|failure| explain(failure, &shared.labels, job.seq, &job.call))?;
     }
     complete(shared, job, &agreed, over);
@@ -229,7 +223,8 @@ fn exchange_gradient(
         return Err(Error::Operation(format!("gflow: {view} cannot be a gradient bucket")));
     };
     let density = front.gradients.density_of(&bucket, element);
-    if density.is_none() {
+    let chunk = front.gradients.method().map_or(1, |method| method.chunk);
+    if density.is_none() || !bucket.by_all {
         deliver_all(shared, front, over)?;
     }
     let Front { fabric, gradients } = front;
@@ -250,7 +245,8 @@ fn exchange_gradient(
         })
         .map_err(failed)?;
     shared.announce(fabric, gradients, element);
-    let shard = gradients.shard_of(hosts::own_shard(fabric.topology(), tensor), element);
+    let shard =
+        hosts::own_shard(fabric.topology(), tensor).map(|span| Shard::new(span, element, chunk));
     gradients.hold(Member { job, agreed, bucket, density, tensor, in_arenas, shard });
     if !bucket.by_all {
         // A rank that is not in this backward pass does not know when it ends.
@@ -295,20 +291,25 @@ fn note(shared: &Shared, job: Job, agreed: &Agreed, outcome: Result<()>, over: &
         shared.counters.count(&job.call, agreed);
     }
     let is_gradient = job.call.gradient;
-    over.push(Over { seq: job.seq, operation: job.operation, is_gradient, outcome });
+    let own = Own { seq: job.seq, operation: job.operation, is_gradient };
+    over.push(Over { own, outcome });
 }
 
 /// Lets the inner backend carry a collective out.
 fn perform_inside(
-    shared: &Shared,
-    fabric: &mut Fabric,
+    shared: &Arc<Shared>,
+    front: &mut Front,
     job: &Job,
     done: &Arc<Interrupt>,
     deadline: Instant,
+    over: &mut Vec<Over>,
 ) -> Result<Agreed> {
     let explain = |failure: Failure| explain(failure, &shared.labels, job.seq, &job.call);
-    let agreed = agree(fabric, &shared.labels, job.seq, &job.call, Shown::default(), deadline)?;
+    let nothing = Shown::default();
+    let agreed = agree(&mut front.fabric, &shared.labels, job.seq, &job.call, nothing, deadline)?;
+    deliver_all(shared, front, over)?;
 
+    let fabric = &mut front.fabric;
     let outcome = match job.operation.start(done.clone()) {
         Ok(()) => {
             // If a peer is lost meanwhile, the operation is left to end by itself, with the

@@ -22,7 +22,7 @@ pub enum Stage {
     Wire,
     /// Waiting for what goes round the ring, with nothing else to do.
     Wait,
-    /// Putting the sums, and zeros elsewhere, into the gradients.
+    /// Putting the sums into the gradients.
     Unpack,
 }
 

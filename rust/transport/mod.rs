@@ -33,6 +33,8 @@ pub enum Failure {
     Stalled { through: usize },
     /// The group was aborted here while it waited.
     Interrupted,
+    /// Something failed here, in this process, for this reason.
+    Broken(String),
 }
 
 /// What every wait heeds besides what it waits for.

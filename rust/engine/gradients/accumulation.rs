@@ -25,7 +25,7 @@ impl<'a> Stretch<'a> {
     /// Moves the gradient into the residual and returns the norms of the chunks. `room` is used to
     /// remember a chunk while it is changed.
     pub fn accumulate(mut self, room: &mut Vec<f32>) -> Vec<Norms> {
-        if self.gradient.len() < LARGE {
+        if self.gradient.len() <= LARGE || self.gradient.len() < 2 * self.chunk {
             return self.accumulate_here(room);
         }
         let second = Mutex::new(Some(self.split_off_half()));

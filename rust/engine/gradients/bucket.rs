@@ -13,14 +13,14 @@ pub struct Bucket {
     pub residual: Vec<f32>,
     /// Empty until there is momentum.
     pub velocity: Vec<f32>,
-    /// How it was before its last exchange, if that may have to be undone.
-    kept: Option<Kept>,
+    kept: Kept,
 }
 
-#[derive(Debug)]
+/// How a bucket was before the exchanges that may have to be undone.
+#[derive(Debug, Default)]
 struct Kept {
-    /// The backward pass whose exchange followed.
-    pass: u64,
+    /// Whether there is anything to undo; else this is only memory to use again.
+    is_valid: bool,
     residual: Vec<f32>,
     velocity: Vec<f32>,
 }
@@ -28,7 +28,7 @@ struct Kept {
 impl Bucket {
     /// A bucket as it was when its state was saved.
     pub fn new(step: u64, residual: Vec<f32>, velocity: Vec<f32>) -> Bucket {
-        Bucket { step, residual, velocity, kept: None }
+        Bucket { step, residual, velocity, kept: Kept::default() }
     }
 
     /// Makes room for a shard of so many elements. What was kept of another size cannot belong to
@@ -46,31 +46,32 @@ impl Bucket {
         }
     }
 
-    /// Remembers how it is now, before an exchange of `pass`. What an earlier exchange of a pass
-    /// that `is_to_be_undone` has left is older and stays.
-    pub fn keep(&mut self, pass: u64, is_to_be_undone: impl Fn(u64) -> bool) {
-        if self.kept.as_ref().is_some_and(|kept| is_to_be_undone(kept.pass)) {
-            return;
-        }
-        let mut kept =
-            self.kept.take().unwrap_or(Kept { pass, residual: Vec::new(), velocity: Vec::new() });
-        kept.pass = pass;
-        kept.residual.clone_from(&self.residual);
-        kept.velocity.clone_from(&self.velocity);
-        self.kept = Some(kept);
-    }
-
-    /// Puts back what it was before the exchange of a pass that `is_to_be_undone`.
-    pub fn undo(&mut self, is_to_be_undone: impl Fn(u64) -> bool) {
-        if let Some(kept) = self.kept.take_if(|kept| is_to_be_undone(kept.pass)) {
-            self.residual = kept.residual;
-            self.velocity = kept.velocity;
+    /// Remembers how it is now, before an exchange; unless it remembers how it was before another
+    /// one that may have to be undone as well.
+    pub fn keep(&mut self) {
+        if !self.kept.is_valid {
+            self.kept.is_valid = true;
+            self.kept.residual.clone_from(&self.residual);
+            self.kept.velocity.clone_from(&self.velocity);
         }
     }
 
-    /// Gives back what [`Bucket::keep`] needs.
+    /// Puts back what it was before the exchanges since [`Bucket::forget_kept`].
+    pub fn undo(&mut self) {
+        if std::mem::take(&mut self.kept.is_valid) {
+            std::mem::swap(&mut self.residual, &mut self.kept.residual);
+            std::mem::swap(&mut self.velocity, &mut self.kept.velocity);
+        }
+    }
+
+    /// What was exchanged so far will not be undone any more.
+    pub fn forget_kept(&mut self) {
+        self.kept.is_valid = false;
+    }
+
+    /// Gives back the memory that [`Bucket::keep`] needs.
     pub fn keep_no_longer(&mut self) {
-        self.kept = None;
+        self.kept = Kept::default();
     }
 
     /// Multiplies what is kept: the unit of the gradients has changed by this factor.
@@ -94,25 +95,27 @@ mod tests {
     }
 
     #[test]
-    fn an_exchange_can_be_undone_and_another_pass_cannot() {
+    fn all_exchanges_since_the_last_step_can_be_undone() {
         let mut bucket = bucket(1.0);
-        bucket.keep(7, |_| false);
-        bucket.residual.fill(9.0);
-        bucket.velocity.fill(9.0);
-        bucket.undo(|pass| pass == 6);
-        assert_eq!(bucket.residual, [9.0; 3]);
-        bucket.undo(|pass| pass == 7);
-        assert_eq!((bucket.residual, bucket.velocity), (vec![1.0; 3], vec![-1.0; 3]));
+        for value in [7.0, 8.0] {
+            bucket.keep();
+            bucket.residual.fill(value);
+            bucket.velocity.fill(value);
+        }
+        bucket.undo();
+        assert_eq!((&bucket.residual[..], &bucket.velocity[..]), (&[1.0; 3][..], &[-1.0; 3][..]));
+        bucket.undo();
+        assert_eq!(bucket.residual, [1.0; 3]);
     }
 
     #[test]
-    fn what_is_to_be_undone_is_not_forgotten_for_a_later_pass() {
+    fn what_was_used_is_not_undone() {
         let mut bucket = bucket(1.0);
-        bucket.keep(7, |_| false);
-        bucket.residual.fill(9.0);
-        bucket.keep(8, |pass| pass == 7);
-        bucket.undo(|pass| pass == 7);
-        assert_eq!(bucket.residual, [1.0; 3]);
+        bucket.keep();
+        bucket.residual.fill(7.0);
+        bucket.forget_kept();
+        bucket.undo();
+        assert_eq!(bucket.residual, [7.0; 3]);
     }
 
     #[test]

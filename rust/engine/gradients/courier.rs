@@ -6,7 +6,9 @@
 
 use super::parcel::Parcel;
 use crate::collective::ring::Ring;
+use crate::error::Error;
 use crate::transport::{Failure, Watch};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,8 +32,6 @@ pub struct Courier {
     is_to_stop: Arc<AtomicBool>,
     /// What the thread needs, until there is something to do for it.
     waiting: Option<Outfit>,
-    /// Parcels that are under way.
-    under_way: usize,
 }
 
 struct Outfit {
@@ -55,23 +55,17 @@ impl Courier {
             deliveries: by_thread,
             is_to_stop: is_to_stop.clone(),
         };
-        Courier { orders, deliveries, is_to_stop, waiting: Some(outfit), under_way: 0 }
+        Courier { orders, deliveries, is_to_stop, waiting: Some(outfit) }
     }
 
-    pub fn send(&mut self, parcel: Parcel) -> Result<(), String> {
+    pub fn send(&mut self, parcel: Parcel) -> Result<(), Failure> {
         if let Some(outfit) = self.waiting.take() {
             std::thread::Builder::new()
                 .name("gflow-courier".to_string())
                 .spawn(move || outfit.work())
-                .map_err(|error| format!("could not start a thread: {error}"))?;
+                .map_err(|error| Failure::Broken(format!("could not start a thread: {error}")))?;
         }
-        self.under_way += 1;
-        self.orders.send(parcel).map_err(|_| "the thread that carries gradients has ended".into())
-    }
-
-    /// Whether a parcel is under way.
-    pub fn is_busy(&self) -> bool {
-        self.under_way > 0
+        self.orders.send(parcel).map_err(|_| has_ended())
     }
 
     /// Waits for the oldest parcel under way; `check` looks after the peers meanwhile.
@@ -81,18 +75,19 @@ impl Courier {
     ) -> Result<Delivery, Failure> {
         loop {
             match self.deliveries.recv_timeout(LOOK_EVERY) {
-                Ok(delivery) => {
-                    self.under_way -= 1;
-                    return Ok(delivery);
-                }
+                Ok(delivery) => return Ok(delivery),
                 Err(RecvTimeoutError::Timeout) => check().inspect_err(|_| {
                     // What is under way is of no use to anybody any more.
                     self.is_to_stop.store(true, Ordering::Release);
                 })?,
-                Err(RecvTimeoutError::Disconnected) => return Err(Failure::Interrupted),
+                Err(RecvTimeoutError::Disconnected) => return Err(has_ended()),
             }
         }
     }
+}
+
+fn has_ended() -> Failure {
+    Failure::Broken("the thread that carries gradients has ended".to_string())
 }
 
 impl Outfit {
@@ -102,7 +97,10 @@ impl Outfit {
             let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
             let (start, sent) = (Instant::now(), ring.sent());
             let mut watch = UntilStopped { watch: &mut *self.watch, stop: &self.is_to_stop };
-            let outcome = parcel.go_round(&mut ring, &mut watch);
+            let go_round = AssertUnwindSafe(|| parcel.go_round(&mut ring, &mut watch));
+            let outcome = catch_unwind(go_round).unwrap_or_else(|payload| {
+                Err(Failure::Broken(Error::from_panic(payload).to_string()))
+            });
             let seconds = start.elapsed().as_secs_f64();
             let sent = ring.sent() - sent;
             drop(ring);

@@ -3,14 +3,15 @@
 
 use super::accumulation::Stretch;
 use super::bucket::Bucket;
-use super::method::Method;
 use super::parcel::{Load, Parcel};
 use crate::arithmetic::element::Element;
 use crate::collective::agreement::{Agreed, AgreedBucket};
 use crate::collective::span::Span;
 use crate::compress::hop::take_back;
 use crate::compress::schedule::count;
-use crate::compress::{Gradient, Grid, Momentum, Wire, fill, pack, scale_for, select, unpack};
+use crate::compress::{
+    Gradient, Grid, Momentum, Wire, fill, keep_rest, pack, scale_for, select, unpack,
+};
 use crate::engine::queue::Job;
 use std::ops::Range;
 
@@ -117,22 +118,17 @@ impl Shard {
         self.chosen.iter().map(|index| self.grid.range(*index as usize).len()).sum()
     }
 
-    /// Whether the ranks know of something that is not finite.
-    pub fn is_poisoned(&self) -> bool {
-        self.norms.iter().any(|norm| !norm.is_finite())
-    }
-
     /// The chosen chunks: where each is in the shard, and its scale.
     pub fn chosen(&self) -> impl Iterator<Item = (Range<usize>, f32)> {
         let range = |index: &u32| self.grid.range(*index as usize);
         self.chosen.iter().map(range).zip(self.scales.iter().copied())
     }
 
-    /// Packs a chosen chunk; what the cast rounds off stays. Its velocity is cleared: it has had
-    /// its effect, and would push on in a direction that is old by then.
-    pub fn pack(bucket: &mut Bucket, wire: Wire, load: &Load, out: &mut [u8]) {
+    /// Packs a chosen chunk; what the cast rounds off stays. If it `clears` the velocity, that has
+    /// had its effect, and would push on in a direction that is old by then.
+    pub fn pack(bucket: &mut Bucket, wire: Wire, load: &Load, clears: bool, out: &mut [u8]) {
         pack(&mut bucket.residual[load.range.clone()], load.scale, wire, out);
-        if let Some(velocity) = bucket.velocity.get_mut(load.range.clone()) {
+        if let Some(velocity) = bucket.velocity.get_mut(load.range.clone()).filter(|_| clears) {
             velocity.fill(0.0);
         }
     }
@@ -148,25 +144,28 @@ impl Shard {
     }
 
     /// Puts the sum of a chunk into the gradient, and what this rank rounded off back to what is
-    /// yet to be sent.
-    pub fn unpack(&mut self, bucket: &mut Bucket, wire: Wire, load: &Load, parcel: &mut Parcel) {
-        let mut gradient = self.gradient(load.range.clone());
-        unpack(parcel.part(load.place.clone()), wire, load.scale, &mut gradient);
+    /// yet to be sent; on the first host also what the gradient itself cannot express.
+    pub fn unpack(
+        &mut self,
+        bucket: &mut Bucket,
+        wire: Wire,
+        load: &Load,
+        parcel: &mut Parcel,
+        is_first_host: bool,
+    ) {
+        let residual = &mut bucket.residual[load.range.clone()];
         let rounded_off = parcel.rounded_off(load.place.clone());
         if !rounded_off.is_empty() {
-            take_back(&mut bucket.residual[load.range.clone()], rounded_off, load.scale);
+            take_back(residual, rounded_off, load.scale);
         }
+        let sum = parcel.part(load.place.clone());
+        let mut gradient = self.gradient(load.range.clone());
+        unpack(sum, wire, load.scale, &mut gradient);
+        keep_rest(sum, wire, load.scale, &mut gradient, is_first_host.then_some(residual));
     }
 }
 
 /// Whether a bucket of such elements is compressed at all; else it is always exchanged exactly.
 pub fn can_be_compressed(element: Element) -> bool {
     matches!(element, Element::F32 | Element::F16 | Element::BF16)
-}
-
-impl Method {
-    /// A member's shard, before anything was done with it.
-    pub fn shard(&self, span: Option<Span>, element: Element) -> Option<Shard> {
-        span.map(|span| Shard::new(span, element, self.chunk))
-    }
 }

@@ -29,6 +29,12 @@ impl Method {
         self.schedule.density_at(step)
     }
 
+    /// Whether what is sent takes its velocity along. A chunk that is sent in most steps has no old
+    /// velocity: without it such a chunk would have no momentum at all.
+    pub fn clears_velocity(&self, density: f64) -> bool {
+        density < 0.5
+    }
+
     /// What it does, for the person whose gradients these are.
     pub fn in_words(&self, hosts: usize, element: Element) -> String {
         let Schedule { density, ramp_steps, .. } = self.schedule;

@@ -59,18 +59,9 @@ pub struct Gradients {
     used: Vec<Parcel>,
     /// Room in which a chunk is remembered while it is changed.
     room: Vec<f32>,
-    undo: Undo,
+    /// Whether the exchanges of a step that the training job skips have to be undone.
+    can_undo: bool,
     counters: Arc<GradientCounters>,
-}
-
-/// What is needed to undo the exchanges of a step that the training job skips.
-#[derive(Default)]
-struct Undo {
-    is_wanted: bool,
-    /// The number of this backward pass.
-    pass: u64,
-    /// Passes that had something that was not finite.
-    poisoned: Vec<u64>,
 }
 
 /// Why an exchange of gradients failed, and the first collective of those that it was for.
@@ -98,7 +89,7 @@ impl Gradients {
             courier: None,
             used: Vec::new(),
             room: Vec::new(),
-            undo: Undo::default(),
+            can_undo: false,
             counters: Arc::default(),
         }
     }
@@ -115,6 +106,13 @@ impl Gradients {
     /// How gradients are exchanged, if not always exactly.
     pub fn method(&self) -> Option<&Method> {
         self.method.as_ref()
+    }
+
+    /// The momentum that this rank applies, as a number to compare; 0 for none.
+    pub fn momentum_code(&self) -> u32 {
+        self.momentum.map_or(0, |momentum| {
+            momentum.factor.to_bits() ^ (u32::from(momentum.nesterov) << (u32::BITS - 1))
+        })
     }
 
     /// How often this bucket was exchanged.
@@ -150,8 +148,8 @@ impl Gradients {
         let momentum = self.momentum.filter(|_| can_be_compressed(element));
         if let (Some(shard), Some(momentum)) = (shard, momentum) {
             kept.make_room(shard.bytes / element.bytes(), false, Some(momentum));
-            if self.undo.is_wanted {
-                kept.keep(self.undo.pass, |pass| self.undo.poisoned.contains(&pass));
+            if self.can_undo {
+                kept.keep();
             }
             // SAFETY: until it is handed out, the shard is this rank's alone.
             let gradient = Gradient::from_bytes(unsafe { shard.as_slice() }, element);
@@ -160,13 +158,6 @@ impl Gradients {
         }
         self.counters
             .time(Stage::Wire, || hosts::reduce_across(fabric, tensor, reducer, deadline))?;
-        if let Some(shard) = shard.filter(|_| momentum.is_some() && self.undo.is_wanted) {
-            // SAFETY: as above.
-            let gradient = Gradient::from_bytes(unsafe { shard.as_slice() }, element);
-            if gradient.is_some_and(|gradient| !gradient.is_finite()) {
-                self.undo.poisoned.push(self.undo.pass);
-            }
-        }
         self.counters.time(Stage::WithinHost, || {
             hosts::hand_out_within(fabric, tensor, in_arenas, deadline)
         })?;
@@ -187,11 +178,6 @@ impl Gradients {
         let bucket = self.buckets.entry(member.bucket.number).or_default();
         bucket.step = member.bucket.step + 1;
         self.held.push(member);
-    }
-
-    /// A member of an exchange, for a bucket that the ranks have agreed on.
-    pub fn shard_of(&self, span: Option<Span>, element: Element) -> Option<Shard> {
-        self.method.as_ref()?.shard(span, element)
     }
 
     /// Whether the buckets that are held are enough for an exchange.
@@ -232,11 +218,6 @@ impl Gradients {
         Ok(delivered)
     }
 
-    /// The backward pass is over: what comes next belongs to another step.
-    pub fn end_pass(&mut self) {
-        self.undo.pass += 1;
-    }
-
     /// Lets go of what is kept of buckets that are gone.
     pub fn forget(&mut self, buckets: &[u32]) {
         for bucket in buckets {
@@ -252,21 +233,19 @@ impl Gradients {
 
     /// Whether exchanges can be undone from now on. It costs as much memory as there is to undo.
     pub fn keep_for_undo(&mut self, is_wanted: bool) {
-        self.undo.is_wanted = is_wanted;
-        if !is_wanted {
-            self.buckets.values_mut().for_each(Bucket::keep_no_longer);
-        }
+        self.can_undo = is_wanted;
+        self.buckets.values_mut().for_each(Bucket::keep_no_longer);
     }
 
-    /// The training job has looked at the gradients and changed their unit by `factor`. If it has
-    /// `skipped` the step because something was not finite, all that was exchanged in the same
-    /// backward pass as that goes back to where it was: nobody has used it.
+    /// The training job has looked at the gradients that were exchanged since the last call, and
+    /// changed their unit by `factor`. If it has `skipped` the step, all that was exchanged goes
+    /// back to where it was: nobody has used it.
     pub fn take_note_of_step(&mut self, skipped: bool, factor: f32) {
-        let poisoned = std::mem::take(&mut self.undo.poisoned);
         for bucket in self.buckets.values_mut() {
             if skipped {
-                bucket.undo(|pass| poisoned.contains(&pass));
+                bucket.undo();
             }
+            bucket.forget_kept();
             if factor != 1.0 {
                 bucket.rescale(factor);
             }
@@ -289,7 +268,9 @@ impl Gradients {
         members: &mut [Member],
         deadline: Instant,
     ) -> Result<(), Failure> {
-        let Gradients { method, momentum, buckets, courier, undo, counters, room, used, .. } = self;
+        let Gradients {
+            method, momentum, buckets, courier, can_undo, counters, room, used, ..
+        } = self;
         let (Some(method), Some(courier)) = (method, courier) else { return Ok(()) };
         let seq = members[0].job.seq;
         let mut shards: Vec<_> = members
@@ -304,8 +285,8 @@ impl Gradients {
         counters.time(Stage::Accumulate, || {
             for (_, number, _, shard) in &mut shards {
                 let bucket = buckets.entry(*number).or_default();
-                if undo.is_wanted {
-                    bucket.keep(undo.pass, |pass| undo.poisoned.contains(&pass));
+                if *can_undo {
+                    bucket.keep();
                 }
                 shard.accumulate(bucket, *momentum, room);
             }
@@ -328,27 +309,24 @@ impl Gradients {
                 (sums, own) = (later, &own[norms.len()..]);
             }
         });
-        if shards.iter().any(|(_, _, _, shard)| shard.is_poisoned()) {
-            undo.poisoned.push(undo.pass);
-        }
-
         let start = Instant::now();
         let mut parcel = Parcel::new(method.wire, deadline, used.pop());
-        for (member, number, _, shard) in &shards {
+        for (member, number, density, shard) in &shards {
+            let clears = method.clears_velocity(*density);
             let bucket = buckets.entry(*number).or_default();
             for (range, scale) in shard.chosen() {
                 if parcel.is_full_for(range.len()) {
                     let next = Parcel::new(method.wire, deadline, used.pop());
                     let full = std::mem::replace(&mut parcel, next);
-                    courier.send(full).map_err(|_| Failure::Interrupted)?;
+                    courier.send(full)?;
                 }
                 let (load, out) = parcel.add(*member, range, scale);
-                Shard::pack(bucket, method.wire, &load, out);
+                Shard::pack(bucket, method.wire, &load, clears, out);
             }
         }
         counters.add(Stage::Pack, start.elapsed().as_secs_f64());
         // Also if it is empty: an exchange ends with its last parcel.
-        courier.send(parcel.last()).map_err(|_| Failure::Interrupted)
+        courier.send(parcel.last())
     }
 
     /// Completes the oldest exchange under way, whose members these are.
@@ -360,9 +338,12 @@ impl Gradients {
     ) -> Result<Vec<Member>, Failed> {
         let Gradients { method, buckets, courier, counters, used, .. } = self;
         let failed = Failed::at(&members[0]);
+        let mut sent_in_all = 0;
         if let (Some(method), Some(courier)) = (method, courier) {
-            let mut sent_in_all = 0;
+            let is_first_host = fabric.topology().host() == 0;
+            let mut parcels = 0;
             loop {
+                parcels += 1;
                 let delivery = counters
                     .time(Stage::Wait, || courier.receive(|| fabric.check()))
                     .map_err(&failed)?;
@@ -375,7 +356,7 @@ impl Gradients {
                         let member = &mut members[load.member];
                         let Some(shard) = &mut member.shard else { continue };
                         let bucket = buckets.entry(member.bucket.number).or_default();
-                        shard.unpack(bucket, method.wire, &load, &mut parcel);
+                        shard.unpack(bucket, method.wire, &load, &mut parcel, is_first_host);
                     }
                 });
                 let is_last = parcel.is_last();
@@ -384,8 +365,10 @@ impl Gradients {
                     break;
                 }
             }
-            count(counters, &members, sent_in_all);
+            // At a lower density fewer are needed than at the start of the ramp.
+            used.truncate(2 * parcels);
         }
+        count(counters, &members, sent_in_all);
         counters.time(Stage::WithinHost, || {
             members.iter().try_for_each(|member| {
                 let in_arenas = member.in_arenas.as_deref();
@@ -396,19 +379,19 @@ impl Gradients {
     }
 }
 
-/// Counts an exchange for which this rank has sent so many bytes.
+/// Counts an exchange that is complete, for which this rank has sent so many bytes.
 fn count(counters: &GradientCounters, members: &[Member], sent: u64) {
-    let shards = || members.iter().filter_map(|member| member.shard.as_ref());
-    let all: usize = shards().map(Shard::sent_elements).sum();
+    let elements = |member: &Member| member.shard.as_ref().map_or(0, Shard::sent_elements) as u64;
+    let all: u64 = members.iter().map(elements).sum();
     for member in members {
-        let Some(shard) = &member.shard else { continue };
-        let weight = shard.weight;
+        let shard = member.shard.as_ref();
+        let weight = shard.map(|shard| shard.weight).unwrap_or_default();
         counters.exchanged(Exchanged {
             bucket: member.bucket.number,
             step: member.bucket.step + 1,
             gradient_bytes: member.tensor.bytes as u64,
-            carried_bytes: shard.bytes() as u64,
-            wire_bytes: (sent * shard.sent_elements() as u64).checked_div(all as u64).unwrap_or(0),
+            carried_bytes: shard.map_or(0, |shard| shard.bytes() as u64),
+            wire_bytes: (sent * elements(member)).checked_div(all).unwrap_or(0),
             density: member.density,
             residual_ratio: if weight.gradient > 0.0 {
                 weight.unsent / weight.gradient

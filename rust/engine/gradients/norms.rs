@@ -4,14 +4,13 @@
 //! Norms travel as messages, not round the ring, so the ring can be busy with the exchange before.
 //! They are added in the order of hosts, whoever adds them, so all get the same sums to the bit.
 
+use crate::collective::agreement::NORMS_CODE;
 use crate::collective::fabric::Fabric;
 use crate::compress::add_norms;
 use crate::transport::Failure;
 use crate::transport::frame::MAX_PAYLOAD;
 use std::time::Instant;
 
-/// Stands where a call has its kind, so that neither is ever taken for the other.
-const CODE: u8 = u8::MAX;
 const HEADER_BYTES: usize = 16;
 const NORMS_PER_MESSAGE: usize = (MAX_PAYLOAD - HEADER_BYTES) / size_of::<f32>();
 
@@ -42,7 +41,7 @@ pub fn sum_over_hosts(
 fn encode(seq: u64, norms: &[f32]) -> Vec<u8> {
     let mut message = Vec::with_capacity(HEADER_BYTES + 4 * norms.len());
     message.extend_from_slice(&seq.to_le_bytes());
-    message.push(CODE);
+    message.push(NORMS_CODE);
     message.resize(HEADER_BYTES, 0);
     message.extend(norms.iter().flat_map(|norm| norm.to_le_bytes()));
     message
@@ -55,7 +54,7 @@ fn decode(seq: u64, count: usize, message: &[u8]) -> Result<Vec<f32>, String> {
     };
     let (of_seq, rest) = header.split_first_chunk().expect("the header is long enough");
     let of_seq = u64::from_le_bytes(*of_seq);
-    if rest[0] != CODE || of_seq != seq || norms.len() != 4 * count {
+    if rest[0] != NORMS_CODE || of_seq != seq || norms.len() != 4 * count {
         return Err(format!(
             "it is at something else (#{of_seq}) while this rank exchanges the gradients that it \
              has held back since #{seq}: a rank waited for one of them before the end of the \

@@ -105,6 +105,8 @@ def _train(
     optimizer = lesson.optimizer(network.parameters())
     if variant.takes_momentum:
         gflow.take_momentum(optimizer)
+    # Down to zero along a cosine, as trainings usually end.
+    rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     batches = lesson.batches(seed, rank.number, rank.world)
     interval = max(_LEAST_INTERVAL, steps // _EVALUATIONS)
     seconds: list[float] = []
@@ -123,6 +125,7 @@ def _train(
             _loss(parallel(inputs), expected).backward()
             optimizer.step()
             optimizer.zero_grad()
+            rate.step()
             seconds.append(time.perf_counter() - start)
     return {
         "variant": variant.name,
