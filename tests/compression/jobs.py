@@ -87,9 +87,7 @@ def layout_of(model: DistributedDataParallel) -> list[list[int]]:
 
 def take_gradients(model: nn.Module) -> list[torch.Tensor]:
     """The gradients, and zeros where there are none; the model has none then."""
-    taken = [
-        torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()
-    ]
+    taken = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     return taken
 

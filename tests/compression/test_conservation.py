@@ -30,8 +30,11 @@ def check_that_nothing_is_lost(
     assert sum(residual.abs().sum() for residual in left.values()) > 0
 
 
-@pytest.mark.parametrize("fusion_bytes", [0, 1 << 24], ids=["one_by_one", "fused"])
-@pytest.mark.parametrize("wire", ["fp16", "bf16"])
+@pytest.mark.parametrize(
+    ("wire", "fusion_bytes"),
+    [("fp16", 0), ("fp16", 1 << 24), ("bf16", 1 << 24)],
+    ids=["one_by_one", "fused", "bf16"],
+)
 @pytest.mark.parametrize("where", ["ab", "abc", "aabb", "aab", "abb", "abab"])
 def test_what_was_not_delivered_is_kept(
     compressing: Callable[..., Team], where: str, wire: str, fusion_bytes: int

@@ -190,7 +190,8 @@ def uneven(rank: int, world: int, counts: list[int]) -> Any:
 
 @pytest.mark.parametrize("fusion_bytes", [0, 1 << 24], ids=["one_by_one", "fused"])
 @pytest.mark.parametrize(
-    ("where", "counts"), [("ab", [6, 14]), ("ab", [14, 9]), ("abc", [5, 14, 8]), ("aab", [9, 5, 14])]
+    ("where", "counts"),
+    [("ab", [6, 14]), ("ab", [14, 9]), ("abc", [5, 14, 8]), ("aab", [9, 5, 14])],
 )
 def test_nothing_is_lost_when_ranks_run_out_of_data(
     compressing: Callable[..., Team], where: str, counts: list[int], fusion_bytes: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,6 @@ from tests.compression.jobs import (
     Dictated,
     gradients,
     kept,
-    own_sum,
     same_bits,
     take_gradients,
 )
@@ -115,7 +115,7 @@ class Net(nn.Module):
     def __init__(self, sizes: list[int], seed: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        pairs = zip(sizes, sizes[1:], strict=False)
+        pairs = itertools.pairwise(sizes)
         self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in pairs))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:

@@ -267,7 +267,9 @@ def momentum_by_option(rank: int, world: int) -> list[list[torch.Tensor]]:
 def test_the_option_does_the_same_without_an_optimizer(compressing: Callable[..., Team]) -> None:
     for delivered in compressing(2, momentum=0.5).run(momentum_by_option):
         for index in range(len(SIZES)):
-            means = [sum(gradients(rank, step)[index] for rank in range(2)) / 2 for step in range(3)]
+            means = [
+                sum(gradients(rank, step)[index] for rank in range(2)) / 2 for step in range(3)
+            ]
             # The first step is with other buckets, whose velocity went with them.
             velocity = means[2] + 0.5 * means[1]
             torch.testing.assert_close(delivered[2][index], velocity, rtol=1e-5, atol=1e-5)
@@ -275,9 +277,7 @@ def test_the_option_does_the_same_without_an_optimizer(compressing: Callable[...
 
 def a_sparse_parameter(rank: int, world: int) -> str:
     torch.manual_seed(0)
-    model = nn.ModuleDict(
-        {"table": nn.Embedding(20, 4, sparse=True), "linear": nn.Linear(4, 3)}
-    )
+    model = nn.ModuleDict({"table": nn.Embedding(20, 4, sparse=True), "linear": nn.Linear(4, 3)})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     class Whole(nn.Module):

@@ -92,11 +92,10 @@ def test_of_a_bucket_smaller_than_a_chunk_all_is_sent(compressing: Callable[...,
 def chunks_of_one(rank: int, world: int) -> list[int]:
     model = DistributedDataParallel(Dictated((1000,)))
     counts = []
-    for step in range(6):
+    for _ in range(6):
         model([torch.arange(1.0, 1001.0)]).backward()
         (delivered,) = take_gradients(model)
         counts.append(int(delivered.count_nonzero()))
-    # The largest come first: in this last step, those that were added up longest.
     return counts
 
 
