@@ -1,17 +1,19 @@
 # Everything from a fresh clone: `make demo` and `make test` set up what they need, once.
 #
-#   make demo         train a small model with Gloo and with gflow, table and plot
+#   make demo         train a small model on two hosts with Gloo, its fp16 hook and gflow, table and plot
 #   make test         Rust tests and models, Python tests, a part of PyTorch's own backend suite
 #   make thorough     the Python tests that repeat a case on other layouts of hosts (5 minutes)
 #   make conformance  all of PyTorch's own backend suite (about 5 minutes on two cores)
 #   make bench        compare gflow with Gloo, MPI and the memory's limit in one interleaved run
+#   make bench-ddp    a training step of AlexNet on two hosts at 1 Gbit/s (needs root)
+#   make bench-quality  does training end as well: two tasks, several densities and seeds
 #   make lint         formatters and linters, as CI runs them
 #   make wheel        a wheel in dist/
 #   make clean        remove what was built, and .venv
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough conformance bench lint wheel clean build
+.PHONY: help demo test thorough conformance bench bench-ddp bench-quality lint wheel clean build
 
 # The interpreter for .venv; override as in `make test PYTHON=python3.12`.
 PYTHON ?= python3
@@ -73,6 +75,12 @@ conformance: build
 
 bench: build
 	$(BIN)/gflow bench allreduce
+
+bench-ddp: build
+	$(BIN)/gflow bench ddp --rate 1gbit
+
+bench-quality: build
+	$(BIN)/gflow bench quality
 
 lint: .venv/.dev
 	cargo fmt --check

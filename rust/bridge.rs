@@ -527,6 +527,11 @@ impl Group {
     fn load_bucket(&self, number: u32, state: ffi::BucketState, timeout_ms: u64) -> Result<()> {
         guard(|| {
             let ffi::BucketState { step, residual, velocity } = state;
+            if residual.iter().chain(&velocity).any(|number| !number.is_finite()) {
+                // It would stay for ever, and keep its chunk from ever being sent.
+                let what = format!("gflow: the state of bucket {number} has infinity or NaN in it");
+                return Err(Error::Operation(what));
+            }
             let bucket = Bucket::new(step, residual, velocity);
             self.engine.with_gradients(milliseconds(timeout_ms), |gradients| {
                 gradients.load(number, bucket);

@@ -113,8 +113,8 @@ def test_an_unknown_variable_is_warned_about_with_the_nearest_name() -> None:
 
 
 def test_an_option_that_does_nothing_yet_says_so() -> None:
-    with pytest.warns(UserWarning, match="density has no effect yet"):
-        settle(gflow.Options(density=0.5), {})
+    with pytest.warns(UserWarning, match="timeline has no effect yet"):
+        settle(gflow.Options(timeline="trace.json"), {})
 
 
 def test_defaults_and_other_variables_warn_of_nothing() -> None:

@@ -414,6 +414,8 @@ impl Watch for WhileTheWorkerRests {
 }
 
 #[cfg(test)]
+mod gradient_tests;
+#[cfg(test)]
 mod whole_tests;
 
 #[cfg(test)]

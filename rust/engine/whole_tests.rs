@@ -24,9 +24,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-struct Member {
-    engine: Engine,
-    arena: Option<Arc<Arena>>,
+pub(super) struct Member {
+    pub engine: Engine,
+    pub arena: Option<Arc<Arena>>,
 }
 
 fn exact() -> Gradients {
@@ -39,13 +39,25 @@ fn labels(size: usize) -> Vec<String> {
 
 /// A group as it is made for real, on loopback; ranks with the same number are on one host.
 fn group(hosts: &[usize]) -> Vec<Member> {
-    let (members, notices) = group_without_entrances(hosts, &[]);
+    group_that_compresses(hosts, &exact)
+}
+
+/// The same, with the gradients that each rank is given.
+pub(super) fn group_that_compresses(
+    hosts: &[usize],
+    gradients: &(dyn Fn() -> Gradients + Sync),
+) -> Vec<Member> {
+    let (members, notices) = group_without_entrances(hosts, &[], gradients);
     assert_eq!(notices.concat(), "");
     members
 }
 
 /// The same, with ranks `closed` that cannot be given memory; also what each would tell the user.
-fn group_without_entrances(hosts: &[usize], closed: &[usize]) -> (Vec<Member>, Vec<String>) {
+fn group_without_entrances(
+    hosts: &[usize],
+    closed: &[usize],
+    gradients: &(dyn Fn() -> Gradients + Sync),
+) -> (Vec<Member>, Vec<String>) {
     let entrances: Vec<_> = hosts.iter().map(|_| Entrance::open().unwrap()).collect();
     let name = |(rank, entrance): (usize, &Entrance)| match closed.contains(&rank) {
         true => String::new(),
@@ -56,14 +68,14 @@ fn group_without_entrances(hosts: &[usize], closed: &[usize]) -> (Vec<Member>, V
         entrances: entrances.iter().enumerate().map(name).collect(),
     });
     let join = |(reception, entrance): (Reception, Entrance)| {
-        let census = census.clone();
+        let (census, gradients) = (census.clone(), gradients());
         std::thread::spawn(move || {
             let interrupt = reception.interrupt().clone();
             let Assembled { fabric, arena, notice } =
                 assemble(reception, Some(entrance), &census, &KEY, soon())
                     .unwrap_or_else(|error| panic!("{error:?}"));
             let size = fabric.size();
-            let engine = Engine::start("test", labels(size), fabric, exact(), interrupt).unwrap();
+            let engine = Engine::start("test", labels(size), fabric, gradients, interrupt).unwrap();
             (Member { engine, arena }, notice)
         })
     };
@@ -101,7 +113,7 @@ fn memory_group(size: usize) -> Vec<Member> {
 }
 
 /// A tensor of a rank, with bytes before and after it that nobody may touch.
-struct Tensor {
+pub(super) struct Tensor {
     address: *mut u8,
     bytes: usize,
     guard: usize,
@@ -116,7 +128,7 @@ const GUARD: u8 = 0xa5;
 
 impl Tensor {
     /// `guard` bytes stand before and after; it is a multiple of the element's size.
-    fn new(content: &[u8], guard: usize, arena: Option<&Arc<Arena>>) -> Tensor {
+    pub fn new(content: &[u8], guard: usize, arena: Option<&Arc<Arena>>) -> Tensor {
         let total = content.len() + 2 * guard;
         let shared = arena.map(|arena| arena.allocate(total).unwrap());
         let mut heap = vec![0u64; if shared.is_some() { 0 } else { total.div_ceil(8) }];
@@ -131,11 +143,11 @@ impl Tensor {
         Tensor { address, bytes: content.len(), guard, _heap: heap, _shared: shared }
     }
 
-    fn span(&self) -> Span {
+    pub fn span(&self) -> Span {
         Span { address: self.address, bytes: self.bytes }
     }
 
-    fn content(&self) -> Vec<u8> {
+    pub fn content(&self) -> Vec<u8> {
         let whole = Span {
             // SAFETY: the guard is part of the allocation.
             address: unsafe { self.address.sub(self.guard) },
@@ -151,11 +163,11 @@ impl Tensor {
 }
 
 /// A collective on some tensors.
-struct OnTensors {
-    memory: Memory,
+pub(super) struct OnTensors {
+    pub memory: Memory,
     /// Why it cannot get ready, if it cannot.
-    obstacle: Option<&'static str>,
-    settled: Mutex<Option<Sender<Option<String>>>>,
+    pub obstacle: Option<&'static str>,
+    pub settled: Mutex<Option<Sender<Option<String>>>>,
 }
 
 impl Operation for OnTensors {
@@ -188,7 +200,7 @@ const I32: (u8, usize) = (3, 4);
 const U8: (u8, usize) = (0, 1);
 const F64: (u8, usize) = (7, 8);
 
-fn call(kind: Kind, dtype: u8, reduce_op: u8, root: usize, numel: usize) -> Call {
+pub(super) fn call(kind: Kind, dtype: u8, reduce_op: u8, root: usize, numel: usize) -> Call {
     let view = View {
         kind,
         dtype,
@@ -369,7 +381,7 @@ fn hosts_with_several_ranks_get_the_right_results() {
 
 #[test]
 fn ranks_that_cannot_share_memory_use_tcp_and_one_of_them_says_so() {
-    let (members, notices) = group_without_entrances(&[0, 0, 1, 1], &[3]);
+    let (members, notices) = group_without_entrances(&[0, 0, 1, 1], &[3], &exact);
     let hosts = members[0].engine.shared.front().fabric.topology().hosts();
     assert_eq!(hosts, 3, "the first host still shares memory");
     let told: Vec<_> = notices.iter().map(|notice| !notice.is_empty()).collect();

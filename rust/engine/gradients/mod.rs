@@ -24,6 +24,8 @@ pub use bucket::Bucket;
 pub use courier::Courier;
 pub use member::{Member, Shard, can_be_compressed};
 pub use method::Method;
+#[cfg(test)]
+pub use parcel::ENOUGH;
 
 use crate::arithmetic::element::Element;
 use crate::arithmetic::reducer::Reducer;
@@ -74,13 +76,13 @@ struct Undo {
 /// Why an exchange of gradients failed, and the first collective of those that it was for.
 pub struct Failed {
     pub seq: u64,
-    pub call: Call,
+    pub call: Box<Call>,
     pub failure: Failure,
 }
 
 impl Failed {
     fn at(member: &Member) -> impl Fn(Failure) -> Failed + use<> {
-        let (seq, call) = (member.job.seq, member.job.call.clone());
+        let (seq, call) = (member.job.seq, Box::new(member.job.call.clone()));
         move |failure| Failed { seq, call: call.clone(), failure }
     }
 }
