@@ -1,0 +1,1 @@
+"""Tests of the compressed exchange of gradients, through DDP in real processes."""

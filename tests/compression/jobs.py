@@ -1,0 +1,181 @@
+"""What the ranks of these tests do: models whose gradients are dictated, and training with them.
+
+A dictated gradient is known before the backward pass, to the bit, on every rank and in the test
+itself. So what DDP must deliver can be computed without DDP.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gflow
+
+RANK_VARIABLE = "COMPRESSION_TEST_RANK"
+
+# With a cap of 0.001 MB these are three buckets; the last chunk of each is short.
+SIZES = (3000, 64, 700, 1500, 10)
+SMALL_BUCKETS = 0.001
+CHUNK = 64
+DENSITY = 0.1
+WARMUP = 2
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Gives the options of a group in the rank; can be compared, so that a group can be kept."""
+
+    layout: str | None
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __call__(self) -> gflow.Options:
+        usual: dict[str, Any] = {
+            "compress": "on",
+            "warmup_steps": WARMUP,
+            "ramp_steps": 0,
+            "density": DENSITY,
+            "chunk": CHUNK,
+        }
+        if self.layout:
+            host = self.layout[int(os.environ[RANK_VARIABLE])]
+            usual |= {"compress": "auto", "host_id": f"host {host}"}
+        return gflow.Options(**(usual | dict(self.options)))
+
+
+class Dictated(nn.Module):
+    """A model whose gradients are exactly what it is given as its input."""
+
+    def __init__(self, sizes: tuple[int, ...] = SIZES, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.zeros(n, dtype=dtype)) for n in sizes)
+
+    def forward(self, gradients: list[torch.Tensor | None]) -> torch.Tensor:
+        pairs = zip(self.weights, gradients, strict=True)
+        # Nothing of a parameter whose gradient is None takes part.
+        return sum((w * g).sum() for w, g in pairs if g is not None)
+
+
+def gradients(
+    rank: int, step: int, sizes: tuple[int, ...] = SIZES, dtype: torch.dtype = torch.float32
+) -> list[torch.Tensor]:
+    """The gradient of each parameter, before DDP divides it. Stretches of it differ in size, or
+    there would be nothing to choose between."""
+    made = []
+    for index, numel in enumerate(sizes):
+        generator = torch.Generator().manual_seed(100_000 * step + 100 * rank + index)
+        size = torch.randn(numel // 50 + 1, generator=generator).exp().repeat_interleave(50)
+        made.append((torch.randn(numel, generator=generator) * size[:numel]).to(dtype))
+    return made
+
+
+def divided(given: list[torch.Tensor], world: int) -> list[torch.Tensor]:
+    """As they are in DDP's buckets, to the bit."""
+    return [gradient * (1.0 / world) for gradient in given]
+
+
+def layout_of(model: DistributedDataParallel) -> list[list[int]]:
+    """By bucket, the numbers of its parameters in order."""
+    numbers = {id(parameter): index for index, parameter in enumerate(model.module.parameters())}
+    buckets = model.reducer._get_zeros_like_grad_buckets()
+    return [[numbers[id(parameter)] for parameter in bucket.parameters()] for bucket in buckets]
+
+
+def take_gradients(model: nn.Module) -> list[torch.Tensor]:
+    """The gradients, and zeros where there are none; the model has none then."""
+    taken = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    return taken
+
+
+@dataclass
+class Record:
+    """What one rank has seen of a training."""
+
+    # By step and parameter.
+    delivered: list[list[torch.Tensor]] = field(default_factory=list)
+    layout: list[list[int]] = field(default_factory=list)
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+def train(
+    rank: int,
+    world: int,
+    steps: int,
+    ddp_options: dict[str, Any] | None = None,
+    sizes: tuple[int, ...] = SIZES,
+    dtype: torch.dtype = torch.float32,
+) -> Record:
+    """Some steps of a dictated model."""
+    model = DistributedDataParallel(Dictated(sizes, dtype), **(ddp_options or {}))
+    record = Record()
+    for step in range(steps):
+        model(gradients(rank, step, sizes, dtype)).backward()
+        record.delivered.append(take_gradients(model))
+    record.layout = layout_of(model)
+    record.state = gflow.state_dict()
+    return record
+
+
+def own_sum(
+    world: int,
+    steps: int,
+    sizes: tuple[int, ...] = SIZES,
+    dtype: torch.dtype = torch.float32,
+) -> list[torch.Tensor]:
+    """By parameter, the sum of all that the ranks had, in double precision."""
+    total = [torch.zeros(numel, dtype=torch.float64) for numel in sizes]
+    for step in range(steps):
+        for rank in range(world):
+            for sum_, one in zip(
+                total, divided(gradients(rank, step, sizes, dtype), world), strict=True
+            ):
+                sum_ += one
+    return total
+
+
+def kept(
+    states: list[dict[str, Any]], kind: str = "residual", model: int = 0
+) -> dict[str, torch.Tensor]:
+    """By parameter, what all ranks together have not sent yet, in double precision."""
+    totals: dict[str, torch.Tensor] = {}
+    for state in states:
+        saved = state["models"][model]
+        for bucket in saved["buckets"]:
+            names = [saved["parameters"][number] for number in bucket["parameters"]]
+            whole = torch.zeros(sum(numel for _, numel in names), dtype=torch.float64)
+            start, end = bucket["shard"]
+            if bucket[kind].numel():
+                assert bucket[kind].numel() == end - start
+                whole[start:end] = bucket[kind].double()
+            for (name, numel), part in zip(
+                names, whole.split([numel for _, numel in names]), strict=True
+            ):
+                assert part.numel() == numel
+                totals[name] = totals.get(name, 0) + part
+    return totals
+
+
+def residuals(state: dict[str, Any]) -> list[torch.Tensor]:
+    """What one rank has not sent yet, bucket by bucket."""
+    return [bucket["residual"] for model in state["models"] for bucket in model["buckets"]]
+
+
+def same_bits(left: Any, right: Any) -> bool:
+    """Whether two nested structures are equal, tensors to the bit."""
+    if isinstance(left, torch.Tensor):
+        return (
+            isinstance(right, torch.Tensor)
+            and left.dtype == right.dtype
+            and left.shape == right.shape
+            and left.numpy().tobytes() == right.numpy().tobytes()
+        )
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same_bits(left[k], right[k]) for k in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same_bits, left, right))
+    return left == right

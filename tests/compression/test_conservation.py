@@ -1,0 +1,107 @@
+"""Proves that nothing is lost: what was delivered and what the ranks still keep is together all
+that they ever had, wherever the ranks sit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.compression.jobs import SIZES, SMALL_BUCKETS, kept, own_sum, same_bits, train
+from tests.ranks import Team
+
+STEPS = 16
+
+
+def check_that_nothing_is_lost(
+    records: list[Any], world: int, steps: int, tolerance: float = 2e-6, **own: Any
+) -> None:
+    left = kept([record.state for record in records])
+    total = own_sum(world, steps, **own)
+    assert sorted(left) == [f"weights.{index}" for index in range(len(total))]
+    for index in range(len(total)):
+        name, residual = f"weights.{index}", left[f"weights.{index}"]
+        delivered = sum(step[index].double() for step in records[0].delivered)
+        scale = total[index].abs().max()
+        assert (delivered + residual - total[index]).abs().max() <= tolerance * scale, name
+    # Else this would prove nothing.
+    assert sum(residual.abs().sum() for residual in left.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("wire", "fusion_bytes"),
+    [("fp16", 0), ("fp16", 1 << 24), ("bf16", 1 << 24)],
+    ids=["one_by_one", "fused", "bf16"],
+)
+@pytest.mark.parametrize("where", ["ab", "abc", "aabb", "aab", "abb", "abab"])
+def test_what_was_not_delivered_is_kept(
+    compressing: Callable[..., Team], where: str, wire: str, fusion_bytes: int
+) -> None:
+    team = compressing(where, wire=wire, fusion_bytes=fusion_bytes)
+    records = team.run(train, STEPS, {"bucket_cap_mb": SMALL_BUCKETS})
+    for record in records:
+        assert same_bits(record.delivered, records[0].delivered)
+        assert record.layout == records[0].layout
+    check_that_nothing_is_lost(records, len(where), STEPS)
+
+
+def sizes_of_shards(records: list[Any]) -> list[int]:
+    buckets = [record.state["models"][0]["buckets"] for record in records]
+    return [sum(bucket["residual"].numel() for bucket in mine) for mine in buckets]
+
+
+def test_ranks_of_a_host_share_what_is_kept_between_them(compressing: Callable[..., Team]) -> None:
+    records = compressing("aabb").run(train, 6)
+    shards = sizes_of_shards(records)
+    assert shards[0] + shards[1] == sum(SIZES)
+    assert shards[:2] == shards[2:]
+    assert abs(shards[0] - shards[1]) <= 16
+
+
+def test_of_uneven_hosts_as_many_ranks_carry_as_the_smallest_has(
+    compressing: Callable[..., Team],
+) -> None:
+    assert sizes_of_shards(compressing("aab").run(train, 6)) == [sum(SIZES), 0, sum(SIZES)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_nothing_is_lost_of_gradients_of_16_bits(
+    compressing: Callable[..., Team], dtype: torch.dtype
+) -> None:
+    records = compressing(2).run(train, STEPS, {}, SIZES, dtype)
+    # What is delivered is rounded to the type of the gradient, and that is all that is lost.
+    tolerance = 8 * torch.finfo(dtype).eps
+    check_that_nothing_is_lost(records, 2, STEPS, tolerance, dtype=dtype)
+
+
+def test_numbers_of_every_size_arrive(compressing: Callable[..., Team]) -> None:
+    records = compressing(2).run(train_sizes)
+    for index in range(3):
+        left = kept([record.state for record in records])[f"weights.{index}"]
+        delivered = sum(step[index].double() for step in records[0].delivered)
+        total = records[0].layout[index] * 12 * torch.ones(64, dtype=torch.float64)
+        assert (delivered + left - total).abs().max() <= 1e-6 * total[0].abs()
+        # Every chunk comes to its turn: with fp16 and no scale these would be zero or infinite.
+        assert delivered.abs().max() >= 0.5 * total[0].abs()
+
+
+LARGE_AND_SMALL = (3e-12, 1.0, 2e7)
+
+
+def train_sizes(rank: int, world: int) -> Any:
+    from torch.nn.parallel import DistributedDataParallel
+
+    import gflow
+    from tests.compression.jobs import Dictated, Record, take_gradients
+
+    sizes = (64, 64, 64)
+    # Buckets of their own, or the large would always come first.
+    model = DistributedDataParallel(Dictated(sizes), bucket_cap_mb=0.0001)
+    record = Record()
+    for _ in range(12):
+        model([torch.full((64,), size) for size in LARGE_AND_SMALL]).backward()
+        record.delivered.append(take_gradients(model))
+    record.layout, record.state = list(LARGE_AND_SMALL), gflow.state_dict()
+    return record

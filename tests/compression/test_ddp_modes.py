@@ -1,0 +1,400 @@
+"""Proves that nothing is lost and replicas agree in every way in which DDP is used: its modes,
+accumulation, clipping, joins, checkpoints of activations, frozen and unused layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import gflow
+from tests.compression.jobs import (
+    SIZES,
+    SMALL_BUCKETS,
+    Chosen,
+    Dictated,
+    gradients,
+    kept,
+    own_sum,
+    same_bits,
+    take_gradients,
+    train,
+)
+from tests.compression.test_conservation import check_that_nothing_is_lost
+from tests.ddp.models import WIDTH, batch, loss_of
+from tests.ranks import Team
+from tests.ranks.membership import rendezvous
+
+STEPS = 12
+# 9 of 83 chunks in one bucket, up to 11 in several.
+SENT = 64 * 11
+
+
+def nonzero(delivered: list[torch.Tensor]) -> int:
+    return sum(int(part.count_nonzero()) for part in delivered)
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "find_unused": {"find_unused_parameters": True},
+    "static_graph": {"static_graph": True},
+    "bucket_view": {"gradient_as_bucket_view": True},
+    "static_graph_and_bucket_view": {"static_graph": True, "gradient_as_bucket_view": True},
+    "find_unused_and_bucket_view": {
+        "find_unused_parameters": True,
+        "gradient_as_bucket_view": True,
+    },
+    "no_buffers": {"broadcast_buffers": False},
+}
+
+
+@pytest.mark.parametrize("fusion_bytes", [0, 1 << 24], ids=["one_by_one", "fused"])
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_is_lost_in_any_mode_of_ddp(
+    compressing: Callable[..., Team], mode: str, fusion_bytes: int
+) -> None:
+    options = {"bucket_cap_mb": SMALL_BUCKETS, **MODES[mode]}
+    records = compressing(2, fusion_bytes=fusion_bytes).run(train, STEPS, options)
+    assert same_bits(records[0].delivered, records[1].delivered)
+    assert 0 < nonzero(records[0].delivered[-1]) <= SENT
+    check_that_nothing_is_lost(records, 2, STEPS)
+
+
+def lazily(rank: int, world: int) -> list[int]:
+    model = DistributedDataParallel(Dictated(), lazy_bucket_allocation=True)
+    counts = []
+    for step in range(6):
+        model(gradients(rank, step)).backward()
+        counts.append(nonzero(take_gradients(model)))
+    return counts
+
+
+def test_buckets_with_new_memory_in_every_step_are_exact(compressing: Callable[..., Team]) -> None:
+    assert compressing(2).run(lazily) == [[sum(SIZES)] * 6] * 2
+
+
+def in_detail(rank: int, world: int) -> Any:
+    level = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        dist.init_process_group(
+            "gflow",
+            store=rendezvous(),
+            rank=rank,
+            world_size=world,
+            pg_options=Chosen(None)(),
+        )
+        return train(rank, world, STEPS)
+    finally:
+        dist.destroy_process_group()
+        dist.set_debug_level(level)
+
+
+def test_the_debugging_wrapper_of_torch_changes_nothing(ranks: Callable[..., Team]) -> None:
+    records = ranks(2, group=None).run(in_detail)
+    assert 0 < nonzero(records[0].delivered[-1]) <= SENT
+    check_that_nothing_is_lost(records, 2, STEPS)
+
+
+def accumulate(rank: int, world: int, how: str) -> Any:
+    """Three backward passes a step, of which the last is exchanged."""
+    from tests.compression.jobs import Record
+
+    options = {"gradient_as_bucket_view": True} if how == "bucket_view" else {}
+    model = DistributedDataParallel(Dictated(), **options)
+    record = Record()
+    for step in range(STEPS):
+        for part in range(2):
+            with model.no_sync():
+                model(gradients(rank, 3 * step + part)).backward()
+        model(gradients(rank, 3 * step + 2)).backward()
+        record.delivered.append(take_gradients(model))
+    record.state = gflow.state_dict()
+    return record
+
+
+@pytest.mark.parametrize("how", ["plain", "bucket_view"])
+def test_nothing_is_lost_when_gradients_are_accumulated(
+    compressing: Callable[..., Team], how: str
+) -> None:
+    records = compressing(2).run(accumulate, how)
+    assert 0 < nonzero(records[0].delivered[-1]) <= SENT
+    check_that_nothing_is_lost(records, 2, 3 * STEPS)
+
+
+def accumulate_what_was_exchanged(rank: int, world: int) -> Any:
+    """Two exchanged backward passes a step, into the same gradients."""
+    from tests.compression.jobs import Record
+
+    model = DistributedDataParallel(Dictated())
+    record = Record()
+    for step in range(STEPS):
+        model(gradients(rank, 2 * step)).backward()
+        model(gradients(rank, 2 * step + 1)).backward()
+        record.delivered.append(take_gradients(model))
+    record.state = gflow.state_dict()
+    return record
+
+
+def test_nothing_is_lost_when_exchanged_gradients_are_added_to(
+    compressing: Callable[..., Team],
+) -> None:
+    records = compressing(2).run(accumulate_what_was_exchanged)
+    assert same_bits(records[0].delivered, records[1].delivered)
+    check_that_nothing_is_lost(records, 2, 2 * STEPS)
+
+
+def clip(rank: int, world: int) -> tuple[list[float], list[torch.Tensor]]:
+    model = DistributedDataParallel(Dictated())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    norms = []
+    for step in range(8):
+        optimizer.zero_grad()
+        model(gradients(rank, step)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        total = math.sqrt(sum(p.grad.double().square().sum() for p in model.parameters()))
+        norms.append(total)
+        optimizer.step()
+    return norms, [p.detach() for p in model.parameters()]
+
+
+def test_gradients_can_be_clipped(compressing: Callable[..., Team]) -> None:
+    (norms, weights), (_, others) = compressing(2).run(clip)
+    assert norms == pytest.approx([1.0] * 8, rel=1e-3)
+    assert same_bits(weights, others)
+
+
+def uneven(rank: int, world: int, counts: list[int]) -> Any:
+    from tests.compression.jobs import Record
+
+    model = DistributedDataParallel(Dictated(), bucket_cap_mb=SMALL_BUCKETS)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    record = Record()
+    with Join([model]):
+        for step in range(counts[rank]):
+            optimizer.zero_grad()
+            model(gradients(rank, step)).backward()
+            optimizer.step()
+    # Joining has given all ranks the weights of the one that came last.
+    record.delivered = [[-weight.detach() for weight in model.parameters()]]
+    record.state = gflow.state_dict()
+    return record
+
+
+@pytest.mark.parametrize("fusion_bytes", [0, 1 << 24], ids=["one_by_one", "fused"])
+@pytest.mark.parametrize(
+    ("where", "counts"),
+    [("ab", [6, 14]), ("ab", [14, 9]), ("abc", [5, 14, 8]), ("aab", [9, 5, 14])],
+)
+def test_nothing_is_lost_when_ranks_run_out_of_data(
+    compressing: Callable[..., Team], where: str, counts: list[int], fusion_bytes: int
+) -> None:
+    records = compressing(where, fusion_bytes=fusion_bytes).run(uneven, counts)
+    left = kept([record.state for record in records])
+    for index, numel in enumerate(SIZES):
+        total = torch.zeros(numel, dtype=torch.float64)
+        for rank, count in enumerate(counts):
+            for step in range(count):
+                total += gradients(rank, step)[index].double() / len(where)
+        for record in records:
+            found = record.delivered[0][index].double() + left[f"weights.{index}"]
+            assert (found - total).abs().max() <= 5e-6 * total.abs().max(), index
+
+
+class Branches(nn.Module):
+    """Of two branches one is used in a step, the same on all ranks or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.zeros(n)) for n in (640, 640, 640))
+
+    def forward(self, given: list[torch.Tensor | None]) -> torch.Tensor:
+        used = zip(self.weights, given, strict=True)
+        return sum((weight * one).sum() for weight, one in used if one is not None)
+
+
+def branch_of(rank: int, step: int, same: bool) -> int:
+    return 1 + (step if same else step + rank) % 2
+
+
+def alternate(rank: int, world: int, same: bool, bucket_view: bool) -> Any:
+    from tests.compression.jobs import Record
+
+    model = DistributedDataParallel(
+        Branches(), find_unused_parameters=True, gradient_as_bucket_view=bucket_view
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    record = Record()
+    for step in range(20):
+        optimizer.zero_grad()
+        given: list[torch.Tensor | None] = list(gradients(rank, step, (640, 640, 640)))
+        given[3 - branch_of(rank, step, same)] = None
+        model(given).backward()
+        optimizer.step()
+    record.delivered = [[-weight.detach() for weight in model.parameters()]]
+    record.state = gflow.state_dict()
+    return record
+
+
+@pytest.mark.parametrize("bucket_view", [False, True], ids=["plain", "bucket_view"])
+@pytest.mark.parametrize("same", [True, False], ids=["same_on_all", "different"])
+def test_nothing_is_lost_when_layers_are_used_in_turns(
+    compressing: Callable[..., Team], same: bool, bucket_view: bool
+) -> None:
+    records = compressing(2, density=0.4).run(alternate, same, bucket_view)
+    assert same_bits(records[0].delivered, records[1].delivered)
+    left = kept([record.state for record in records])
+    for index in range(3):
+        total = torch.zeros(640, dtype=torch.float64)
+        for rank in range(2):
+            for step in range(20):
+                if index in (0, branch_of(rank, step, same)):
+                    total += gradients(rank, step, (640, 640, 640))[index].double() / 2
+        found = records[0].delivered[0][index].double() + left[f"weights.{index}"]
+        assert (found - total).abs().max() <= 5e-6 * total.abs().max(), index
+
+
+def frozen(rank: int, world: int) -> tuple[list[bool], int, int]:
+    plain = Dictated()
+    plain.weights[0].requires_grad_(False)
+    model = DistributedDataParallel(plain)
+    for step in range(8):
+        model.zero_grad()
+        model(gradients(rank, step)).backward()
+    names = gflow.state_dict()["models"][0]["parameters"]
+    counted = sum(int(w.grad.count_nonzero()) for w in plain.weights if w.grad is not None)
+    return [w.grad is None for w in plain.weights], counted, len(names)
+
+
+def test_frozen_layers_are_left_alone(compressing: Callable[..., Team]) -> None:
+    for without, counted, names in compressing(2).run(frozen):
+        assert without == [True, False, False, False, False]
+        assert 0 < counted <= 4 * 64  # of 36 chunks
+        assert names == 4
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+        self.reentrant = reentrant
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        out = inputs
+        for layer in self.layers:
+            if self.reentrant is None:
+                out = layer(out).tanh()
+            else:
+                out = checkpoint(
+                    lambda x, layer=layer: layer(x).tanh(), out, use_reentrant=self.reentrant
+                )
+        return out
+
+
+def train_checkpointed(
+    rank: int, world: int, reentrant: bool | None, static_graph: bool
+) -> list[torch.Tensor]:
+    model = DistributedDataParallel(
+        Checkpointed(reentrant), static_graph=static_graph, bucket_cap_mb=0.0005
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    for step in range(12):
+        optimizer.zero_grad()
+        inputs = batch(rank, step).requires_grad_()
+        loss_of(model, inputs).backward()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("fusion_bytes", [0, 1 << 24], ids=["one_by_one", "fused"])
+@pytest.mark.parametrize(("reentrant", "static_graph"), [(False, False), (True, True)])
+def test_layers_that_are_computed_twice_train_as_others(
+    compressing: Callable[..., Team], reentrant: bool, static_graph: bool, fusion_bytes: int
+) -> None:
+    team = compressing(2, fusion_bytes=fusion_bytes, density=0.3, chunk=16)
+    found = team.run(train_checkpointed, reentrant, static_graph)
+    expected = team.run(train_checkpointed, None, static_graph)
+    assert same_bits(found[0], found[1])
+    for one, other in zip(found[0], expected[0], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def skip_checkpointed(rank: int, world: int) -> dict[str, Any]:
+    """A skipped step whose backward pass is made of several."""
+    model = DistributedDataParallel(Checkpointed(True), static_graph=True, bucket_cap_mb=0.0005)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = gflow.watch(torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000))
+    states = {}
+    for step in range(8):
+        optimizer.zero_grad()
+        inputs = batch(rank, step)
+        if step == 7:
+            states["before"] = gflow.state_dict()
+        inputs.requires_grad_()
+        loss = loss_of(model, inputs)
+        if step == 7:
+            # What is not finite is in the first layer's weights alone, which come last.
+            hook = model.module.layers[0].weight.register_hook(lambda g: g * float("inf"))
+        scaler.scale(loss).backward()
+        if step == 7:
+            hook.remove()
+        scaler.step(optimizer)
+        scaler.update()
+    states["after"] = gflow.state_dict()
+    states["scale"] = scaler.get_scale()
+    return states
+
+
+def test_a_skipped_step_is_undone_also_if_its_layers_are_computed_twice(
+    compressing: Callable[..., Team],
+) -> None:
+    for states in compressing(2, chunk=16).run(skip_checkpointed):
+        assert states["scale"] == 2.0
+        before, after = (
+            [bucket["residual"] for bucket in states[when]["models"][0]["buckets"]]
+            for when in ("before", "after")
+        )
+        assert len(before) > 1
+        assert same_bits([one * 0.5 for one in before], after)
+
+
+def in_a_sub_group(rank: int, world: int) -> Any:
+    """Ranks 0 and 2 train one model, rank 1 another alone; both compress by themselves."""
+    from tests.compression.jobs import Record
+
+    pair = dist.new_group([0, 2], pg_options=Chosen(None)())
+    alone = dist.new_group([1], pg_options=Chosen(None)())
+    group = alone if rank == 1 else pair
+    model = DistributedDataParallel(Dictated(), process_group=group)
+    record = Record()
+    for step in range(STEPS):
+        model(gradients(rank // 2, step)).backward()
+        record.delivered.append(take_gradients(model))
+    record.state = gflow.state_dict(group)
+    metrics = gflow.metrics(group)
+    return record, metrics.hosts, metrics.compresses, gflow.metrics().gradient_buckets
+
+
+def test_a_sub_group_compresses_by_itself(compressing: Callable[..., Team]) -> None:
+    answers = compressing(3).run(in_a_sub_group)
+    assert [answer[1:3] for answer in answers] == [(2, True), (1, False), (2, True)]
+    # The whole world's group has nothing to do with it.
+    assert [answer[3] for answer in answers] == [0, 0, 0]
+    check_that_nothing_is_lost([answers[0][0], answers[2][0]], 2, STEPS)
+    alone = answers[1][0].delivered
+    assert same_bits(alone[-1], gradients(0, STEPS - 1))
+
+
+def test_a_job_of_one_rank_is_exact(compressing: Callable[..., Team]) -> None:
+    (record,) = compressing(1).run(train, 6)
+    for step, delivered in enumerate(record.delivered):
+        assert same_bits(delivered, gradients(0, step))
+    assert own_sum(1, 1)[0].abs().sum() > 0

@@ -1,0 +1,191 @@
+"""Proves that a compressed training whose ranks fail ends: with an error that says who, never with
+a hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import gflow
+from tests.compression.jobs import SMALL_BUCKETS, Dictated, gradients
+from tests.ranks import Died, Raised, Returned, Team
+
+# Large enough to be on its way for a while.
+LARGE = (1_500_000, 800_000, 700_000)
+
+
+def message_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def killed(rank: int, world: int, victim: int, when: str, sizes: tuple[int, ...]) -> list[str]:
+    model = DistributedDataParallel(Dictated(sizes), bucket_cap_mb=SMALL_BUCKETS)
+
+    def end(_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def train() -> None:
+        for step in range(1000):
+            model.zero_grad()
+            given = [torch.full((numel,), 1.0 + step) for numel in sizes]
+            loss = model(given)
+            if step == 6 and rank == victim:
+                if when == "between":
+                    end(None)
+                # Before the first bucket, or between the first and the last.
+                model.module.weights[-1 if when == "before" else 0].register_hook(end)
+            loss.backward()
+
+    said = message_of(train)
+    # Whatever comes later says the same, and what is kept can no longer be had.
+    return [said, message_of(lambda: dist.all_reduce(torch.ones(1))), message_of(gflow.state_dict)]
+
+
+@pytest.mark.parametrize("fusion_bytes", [0, 1 << 26], ids=["one_by_one", "fused"])
+@pytest.mark.parametrize("when", ["between", "before", "in_the_middle"])
+def test_a_rank_that_is_killed_is_named_by_the_others(
+    compressing: Callable[..., Team], when: str, fusion_bytes: int
+) -> None:
+    where, victim = ("aabb", 3) if when == "in_the_middle" else ("abc", 1)
+    team = compressing(where, {"timeout_s": 600.0}, fusion_bytes=fusion_bytes, chunk=1024)
+    outcomes = team.outcomes(killed, victim, when, LARGE, deadline_s=50.0)
+    assert isinstance(outcomes[victim], Died)
+    for rank, outcome in enumerate(outcomes):
+        if rank == victim:
+            continue
+        assert isinstance(outcome, Returned), outcome.story()
+        assert "lost rank" in outcome.value[0], outcome.value
+        assert f"rank {victim} " in outcome.value[0], outcome.value
+        assert all("lost rank" in later for later in outcome.value[1:]), outcome.value
+
+
+def raises_in_backward(rank: int, world: int, where: int) -> str:
+    """One rank's own code raises in the middle of a backward pass."""
+    model = DistributedDataParallel(Dictated(), bucket_cap_mb=SMALL_BUCKETS)
+
+    def fail(_: Any) -> None:
+        raise ValueError("a user's mistake")
+
+    for step in range(6):
+        model.zero_grad()
+        loss = model(gradients(rank, step))
+        if step == 5 and rank == 1:
+            model.module.weights[where].register_hook(fail)
+        if step < 5:
+            loss.backward()
+    return message_of(loss.backward)
+
+
+@pytest.mark.parametrize("fusion_bytes", [0, 1 << 24], ids=["one_by_one", "fused"])
+@pytest.mark.parametrize("where", [4, 0], ids=["at_the_start", "at_the_end"])
+def test_a_rank_that_raises_in_a_backward_pass_ends_that_of_the_others(
+    compressing: Callable[..., Team], where: int, fusion_bytes: int
+) -> None:
+    team = compressing(2, {"timeout_s": 600.0}, fusion_bytes=fusion_bytes)
+    first, second = team.outcomes(raises_in_backward, where, deadline_s=40.0)
+    # Its group is destroyed when it fails, which is what the other is told.
+    assert isinstance(second, Raised), second.story()
+    assert (second.kind, second.message) == ("ValueError", "a user's mistake")
+    assert isinstance(first, Returned), first.story()
+    assert "rank 1 " in first.value, first.value
+
+
+def destroyed_under_way(rank: int, world: int, fails: list[int]) -> str:
+    """The pass breaks off after the first bucket; then the group is destroyed."""
+    model = DistributedDataParallel(Dictated(), bucket_cap_mb=SMALL_BUCKETS)
+
+    def fail(_: Any) -> None:
+        raise ValueError("a user's mistake")
+
+    for step in range(5):
+        model.zero_grad()
+        model(gradients(rank, step)).backward()
+    if rank in fails:
+        model.module.weights[0].register_hook(fail)
+    said = "no error"
+    try:
+        model(gradients(rank, 5)).backward()
+    except (ValueError, RuntimeError) as error:
+        said = str(error)
+    dist.destroy_process_group()
+    return said
+
+
+@pytest.mark.parametrize("fusion_bytes", [0, 1 << 24], ids=["one_by_one", "fused"])
+@pytest.mark.parametrize("fails", [[0, 1], [1]], ids=["on_all", "on_one"])
+def test_a_group_is_destroyed_with_gradients_under_way(
+    compressing: Callable[..., Team], fails: list[int], fusion_bytes: int
+) -> None:
+    team = compressing(2, {"timeout_s": 600.0}, fusion_bytes=fusion_bytes)
+    said = team.run(destroyed_under_way, fails, deadline_s=40.0)
+    for rank in fails:
+        assert said[rank] == "a user's mistake"
+    if fails == [1]:
+        assert "rank 1 " in said[0], said[0]
+
+
+def goes_on_after_an_error(rank: int, world: int) -> list[str]:
+    """All ranks make the same mistake, and go on with another backward pass."""
+    model = DistributedDataParallel(Dictated(), bucket_cap_mb=SMALL_BUCKETS)
+
+    def fail(_: Any) -> None:
+        raise ValueError("a user's mistake")
+
+    said = []
+    for step in range(9):
+        model.zero_grad()
+        if step == 5:
+            hook = model.module.weights[0].register_hook(fail)
+        try:
+            model(gradients(rank, step)).backward()
+            said.append("")
+        except (ValueError, RuntimeError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+        if step == 5:
+            hook.remove()
+            del model
+            model = DistributedDataParallel(Dictated(), bucket_cap_mb=SMALL_BUCKETS)
+    dist.all_reduce(total := torch.ones(1))
+    said.append(str(total.item()))
+    return said
+
+
+@pytest.mark.parametrize("fusion_bytes", [0, 1 << 24], ids=["one_by_one", "fused"])
+def test_a_job_goes_on_with_a_new_model_after_an_error_on_all_ranks(
+    compressing: Callable[..., Team], fusion_bytes: int
+) -> None:
+    answers = compressing(2, fusion_bytes=fusion_bytes).run(goes_on_after_an_error)
+    expected = [""] * 5 + ["ValueError: a user's mistake"] + [""] * 3 + ["2.0"]
+    assert answers == [expected] * 2
+
+
+def other_steps(rank: int, world: int) -> str:
+    """Ranks that have loaded states of different steps."""
+    model = DistributedDataParallel(Dictated(), bucket_cap_mb=SMALL_BUCKETS)
+    for step in range(6):
+        model.zero_grad()
+        model(gradients(rank, step)).backward()
+        if step == 4 and rank == 0:
+            saved = gflow.state_dict()
+    if rank == 0:
+        gflow.load_state_dict(saved, strict=False)
+    else:
+        gflow.load_state_dict(gflow.state_dict(), strict=False)
+    return message_of(lambda: model(gradients(rank, 6)).backward())
+
+
+def test_ranks_at_different_steps_are_told_so(compressing: Callable[..., Team]) -> None:
+    for said in compressing(2).run(other_steps):
+        assert "the ranks do not agree" in said, said
+        assert "load gflow's state of the same step" in said

@@ -1,0 +1,164 @@
+"""Proves that infinity and NaN reach every rank in the step in which they arise, and never stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import gflow
+from tests.compression.jobs import (
+    SIZES,
+    SMALL_BUCKETS,
+    Dictated,
+    gradients,
+    kept,
+    layout_of,
+    own_sum,
+    residuals,
+    same_bits,
+    take_gradients,
+)
+from tests.ranks import Team
+
+BAD_STEP = 6
+STEPS = 16
+
+
+def train_with_one_bad_element(
+    rank: int, world: int, bad_rank: int, place: tuple[int, int], value: float
+) -> dict[str, Any]:
+    model = DistributedDataParallel(Dictated(), bucket_cap_mb=SMALL_BUCKETS)
+    delivered, states = [], []
+    for step in range(STEPS):
+        given = gradients(rank, step)
+        if step == BAD_STEP and rank == bad_rank:
+            given[place[0]][place[1]] = value
+        model(given).backward()
+        delivered.append(take_gradients(model))
+        if step == BAD_STEP:
+            states.append(gflow.state_dict(models=[model]))
+    return {
+        "delivered": delivered,
+        "states": states,
+        "end": gflow.state_dict(models=[model]),
+        "layout": layout_of(model),
+    }
+
+
+# The first and the last element of the model, the middle of a large one, and a small parameter.
+PLACES = [(0, 0), (0, 1555), (4, 9), (1, 30)]
+
+
+VALUES = [float("inf"), float("-inf"), float("nan"), float("nan")]
+
+
+@pytest.mark.parametrize(
+    ("where", "fusion_bytes"), [("ab", 0), ("abc", 1 << 24), ("aabb", 0), ("aab", 1 << 24)]
+)
+def test_it_reaches_every_rank_at_once_and_never_stays(
+    compressing: Callable[..., Team], where: str, fusion_bytes: int
+) -> None:
+    team = compressing(where, {"kept": True}, fusion_bytes=fusion_bytes)
+    for number, (place, value) in enumerate(zip(PLACES, VALUES, strict=True)):
+        bad_rank = (number + 1) % len(where)
+        answers = team.run(train_with_one_bad_element, bad_rank, place, value)
+        for answer in answers:
+            assert same_bits(answer["delivered"], answers[0]["delivered"])
+            for step, delivered in enumerate(answer["delivered"]):
+                finite = [bool(part.isfinite().all()) for part in delivered]
+                if step != BAD_STEP:
+                    assert all(finite), f"step {step}"
+                else:
+                    bad = delivered[place[0]]
+                    assert not bad[place[1]].isfinite()
+                    # No more than that chunk.
+                    assert sum(int((~part.isfinite()).sum()) for part in delivered) <= 64
+            for state in (*answer["states"], answer["end"]):
+                assert all(residual.isfinite().all() for residual in residuals(state))
+
+
+def test_only_the_gradient_of_the_bad_chunk_is_given_up(compressing: Callable[..., Team]) -> None:
+    place = (0, 1555)
+    answers = compressing("ab").run(train_with_one_bad_element, 1, place, float("nan"))
+    total = own_sum(2, STEPS)
+    left = kept([answer["end"] for answer in answers])
+    for index, numel in enumerate(SIZES):
+        delivered = sum(
+            step[index].nan_to_num(nan=0.0).double() for step in answers[0]["delivered"]
+        )
+        missing = delivered + left[f"weights.{index}"] - total[index]
+        wrong = missing.abs() > 2e-6 * total[index].abs().max()
+        if index != place[0]:
+            assert not wrong.any()
+            continue
+        # Where it was bad, the gradient of that one step and that one rank is missing, no more.
+        bad = answers[0]["delivered"][BAD_STEP][index].isnan()
+        assert bad[place[1]]
+        assert int(bad.sum()) <= 64
+        assert not (wrong & ~bad).any()
+        lost = (gradients(1, BAD_STEP)[index] / 2).double()
+        assert (missing + lost)[bad].abs().max() <= 2e-6 * total[index].abs().max()
+        assert numel == 3000
+
+
+def everything_is_bad(rank: int, world: int) -> list[list[bool]]:
+    model = DistributedDataParallel(Dictated())
+    finite = []
+    for step in range(7):
+        given = gradients(rank, step)
+        if step in (0, 2, 4):
+            given = [torch.full_like(one, float("nan")) for one in given]
+        model(given).backward()
+        finite.append([bool(part.isfinite().any()) for part in take_gradients(model)])
+    return finite
+
+
+def test_a_step_in_which_nothing_is_finite_delivers_nothing_finite(
+    compressing: Callable[..., Team],
+) -> None:
+    for finite in compressing(2).run(everything_is_bad):
+        assert [any(step) for step in finite] == [False, True, False, True, False, True, True]
+
+
+def too_large_together(rank: int, world: int) -> list[Any]:
+    """Gradients that are finite, but whose sum with what is kept is not."""
+    model = DistributedDataParallel(Dictated((128,)))
+    delivered = []
+    for _ in range(9):
+        # The second chunk weighs less, so it is kept and grows.
+        given = torch.cat([torch.full((64,), 3.0e38), torch.full((64,), 1.5e38)])
+        model([given]).backward()
+        delivered.append(take_gradients(model)[0])
+    return [delivered, residuals(gflow.state_dict())]
+
+
+def test_a_residual_never_becomes_infinite(compressing: Callable[..., Team]) -> None:
+    answers = compressing(2, density=0.5).run(too_large_together)
+    for delivered, left in answers:
+        assert same_bits(delivered, answers[0][0])
+        assert all(residual.isfinite().all() for residual in left)
+
+
+def half_precision_that_waits(rank: int, world: int) -> Any:
+    """Ten chunks of equal weight, one of which is sent in a step."""
+    model = DistributedDataParallel(Dictated((640,), torch.float16))
+    delivered = []
+    for _ in range(16):
+        model([torch.full((640,), 20000.0, dtype=torch.float16)]).backward()
+        delivered.append(take_gradients(model)[0])
+    return delivered, gflow.state_dict()
+
+
+def test_finite_gradients_of_half_precision_never_become_infinite_by_waiting(
+    compressing: Callable[..., Team],
+) -> None:
+    answers = compressing(2).run(half_precision_that_waits)
+    for delivered, _ in answers:
+        assert all(bool(one.isfinite().all()) for one in delivered)
+    left = kept([state for _, state in answers])["weights.0"]
+    total = sum(one.double() for one in answers[0][0]) + left
+    assert (total - 16 * 20000).abs().max() <= 16 * 20000 * 2e-3
