@@ -431,6 +431,11 @@ void GflowBackend::forget_what_is_gone() {
   group_->forget({gone.data(), gone.size()});
 }
 
+MetricsSnapshot GflowBackend::metrics() {
+  forget_what_is_gone();
+  return as_backend_error([&] { return group_->metrics(); });
+}
+
 BucketState GflowBackend::bucket_state(uint32_t number) const {
   return as_backend_error([&] { return group_->bucket_state(number, timeout_ms()); });
 }

@@ -95,7 +95,7 @@ class GflowBackend : public Backend {
   void abort() override;
   void shutdown() override;
 
-  MetricsSnapshot metrics() const { return group_->metrics(); }
+  MetricsSnapshot metrics();
 
   // What is kept of gradients from step to step. Each waits until all that was called is over.
   std::vector<BucketMemory::Listed> buckets() { return buckets_.list(); }

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from gflow.momentum import take_momentum
     from gflow.options import Options
     from gflow.scaler import watch
-    from gflow.state import State, load_state_dict, state_dict
+    from gflow.state import Loaded, State, load_state_dict, state_dict
 
 __all__ = [
     "BucketMetrics",
+    "Loaded",
     "Metrics",
     "Options",
     "State",
@@ -43,6 +44,7 @@ __all__ = [
 # Modules are not named like what they hold: importing one would hide the function.
 _HOMES = {
     "BucketMetrics": "counters",
+    "Loaded": "state",
     "Metrics": "counters",
     "Options": "options",
     "State": "state",

@@ -48,12 +48,15 @@ def differences(states: list[dict[str, Any]], target: Target) -> list[str]:
         if first[name] != here:
             found.append(f"{name} was {first[name]} and is {here}")
     if not found:
-        if first["carriers"] != target.carriers:
-            carriers = f"{first['carriers']} and are {target.carriers}"
+        own = next((state for state in states if state["rank"] == target.rank), None)
+        if own is None:
+            return [f"it is of rank {first['rank']}, and this is rank {target.rank}"]
+        for name, was in (("host", own["host"]), ("place", own["place"])):
+            if was != (here := getattr(target, name)):
+                found.append(f"the {name} of rank {target.rank} was {was} and is {here}")
+        if own["carriers"] != target.carriers:
+            carriers = f"{own['carriers']} and are {target.carriers}"
             found.append(f"ranks of each host that carry gradients were {carriers}")
-        ranks = [state["rank"] for state in states]
-        if target.rank not in ranks:
-            found.append(f"it is of rank {ranks[0]}, and this is rank {target.rank}")
     saved = [model["parameters"] for model in first["models"]]
     if len(saved) != len(target.models):
         found.append(f"it is of {len(saved)} models, and this job has {len(target.models)}")
@@ -75,6 +78,48 @@ def _different_parameters(old: dict[str, int], new: dict[str, int]) -> Iterator[
             yield f"parameter {name} had {old[name]} elements and has {new[name]}"
 
 
+def different_layout(
+    states: list[dict[str, Any]],
+    target: Target,
+    places: list[list[Place]],
+    backend: Any,
+    library: ModuleType,
+) -> list[str]:
+    """Whether buckets, or this rank's parts of them, are other ones than in its saved state."""
+    own = next((state for state in states if state["rank"] == target.rank), states[0])
+    found = []
+    for index, names in enumerate(target.models):
+        saved = saved_model(own, names, index)
+        if saved is None or saved["parameters"] != names:
+            continue
+        here = [[place.parameters, _shard(place, backend, library)] for place in places[index]]
+        there = [[bucket["parameters"], list(bucket["shard"])] for bucket in saved["buckets"]]
+        if here != there:
+            found.append(f"the gradient buckets of the model with {names[0][0]} are other ones")
+    return found
+
+
+def missing_ranks(
+    states: list[dict[str, Any]], target: Target, *, moved: bool, relaid: bool
+) -> list[str]:
+    """The ranks whose states were not given though something of them belongs here, in words."""
+    first = states[0]
+    if not (moved or (relaid and first["carriers"] > 1)):
+        return []
+    same = all(first[name] == getattr(target, name) for name in ("world_size", "hosts", "carriers"))
+    if same and first["carriers"] == 1:
+        return []
+    missing = sorted(set(range(first["world_size"])) - {state["rank"] for state in states})
+    return [f"all of ranks {missing}, whose states were not given"] if missing else []
+
+
+def _shard(place: Place, backend: Any, library: ModuleType) -> list[int]:
+    """The elements of a bucket that this rank carries."""
+    size = place.dtype.itemsize
+    start, end = library.shard_of(backend, place.numel * size)
+    return [start // size, end // size]
+
+
 def fold(
     states: list[dict[str, Any]],
     target: Target,
@@ -89,10 +134,9 @@ def fold(
         }
         steps = [step for state in states for step in _steps(state, model, index)]
         for place in places[index]:
-            size = place.dtype.itemsize
-            start, end = library.shard_of(backend, place.numel * size)
+            start, end = _shard(place, backend, library)
             residual, velocity = (
-                _bucket(gathered[kind], model, place)[start // size : end // size]
+                _bucket(gathered[kind], model, place)[start:end]
                 for kind in ("residual", "velocity")
             )
             step = max(steps, default=0)
@@ -100,7 +144,7 @@ def fold(
     return _dropped(states, target)
 
 
-def _saved_model(state: dict[str, Any], names: Names, index: int) -> dict[str, Any] | None:
+def saved_model(state: dict[str, Any], names: Names, index: int) -> dict[str, Any] | None:
     """The saved model that belongs to the one with these parameters."""
     models: list[dict[str, Any]] = state["models"]
     same = [model for model in models if model["parameters"] == names]
@@ -110,7 +154,7 @@ def _saved_model(state: dict[str, Any], names: Names, index: int) -> dict[str, A
 
 
 def _steps(state: dict[str, Any], names: Names, index: int) -> Iterator[int]:
-    saved = _saved_model(state, names, index)
+    saved = saved_model(state, names, index)
     yield from (bucket["step"] for bucket in (saved["buckets"] if saved else ()))
 
 
@@ -122,7 +166,7 @@ def _by_parameter(
     for state in states:
         if state["host"] % target.hosts != target.host:
             continue
-        saved = _saved_model(state, target.models[index], index)
+        saved = saved_model(state, target.models[index], index)
         for bucket in saved["buckets"] if saved else ():
             kept: torch.Tensor = bucket[kind]
             if not kept.numel():
@@ -149,19 +193,16 @@ def _bucket(gathered: dict[str, torch.Tensor], names: Names, place: Place) -> to
 
 
 def _dropped(states: list[dict[str, Any]], target: Target) -> list[str]:
+    """Parameters of the states that have no place here, in words."""
     dropped = []
-    first = states[0]
-    if (first["world_size"], first["hosts"]) != (target.world_size, target.hosts):
-        given = {state["rank"] for state in states}
-        missing = sorted(set(range(first["world_size"])) - given)
-        if missing:
-            dropped.append(f"all of ranks {missing}, whose states were not given")
     here = [dict(map(tuple, names)) for names in target.models]
-    for index, model in enumerate(first["models"]):
-        known = here[index] if index < len(here) else {}
-        names = [name for name, numel in model["parameters"] if known.get(name) != numel]
-        for name in names:
-            norm = sum(_norm_of(state, index, name) for state in states)
+    for index, model in enumerate(states[0]["models"]):
+        same = [names for names in target.models if names == model["parameters"]]
+        known = dict(map(tuple, same[0])) if same else (here[index] if index < len(here) else {})
+        for name, numel in model["parameters"]:
+            norm = 0.0
+            if known.get(name) != numel:
+                norm = sum(_norm_of(state, index, name) for state in states)
             if norm:
                 dropped.append(f"parameter {name}, with an L1 norm of {norm:.4g}")
     return dropped

@@ -59,7 +59,14 @@ def models_of(
     # DDP keeps no list of its models, but Python knows every object.
     # Only their types are looked at: some objects warn when they are touched.
     found = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
-    return [model for model in found if getattr(model, "process_group", None) == group]
+    mine = [model for model in found if getattr(model, "process_group", None) == group]
+    # Python finds them in no particular order, and every rank must have the same.
+    return sorted(mine, key=lambda model: names_of(model))
+
+
+def names_of(model: DistributedDataParallel) -> list[list[Any]]:
+    """Name and size of each parameter that DDP reduces."""
+    return [[name, parameter.numel()] for name, parameter in parameters_of(model).items()]
 
 
 def parameters_of(model: DistributedDataParallel) -> dict[str, torch.nn.Parameter]:
@@ -171,11 +178,11 @@ def settle(
         library.replace_broadcasts(backend, [])
     made = [bucket for bucket in live_buckets(backend) if bucket.number not in before]
     parameters = list(parameters_of(model).values())
-    sparse = _expects_sparse(model)
+    sparse = sparse_parameters_of(model)
     dense = [
         bucket
         for bucket in buckets
-        if not any(parameters[index].is_complex() or sparse[index] for index in bucket)
+        if not any(parameters[index].is_complex() or index in sparse for index in bucket)
     ]
     return [
         Place(
@@ -191,20 +198,22 @@ def settle(
 def usual_layout(model: DistributedDataParallel) -> list[list[int]]:
     """The layout that DDP will most likely settle on: last parameters first."""
     parameters = list(parameters_of(model).values())
-    sparse = _expects_sparse(model)
+    sparse = sparse_parameters_of(model)
     order = list(reversed(range(len(parameters))))
     limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, model.bucket_bytes_cap]
     buckets, _ = dist._compute_bucket_assignment_by_size(
-        [parameters[index] for index in order], limits, [sparse[index] for index in order], order
+        [parameters[index] for index in order], limits, [index in sparse for index in order], order
     )
     return [list(bucket) for bucket in buckets]
 
 
-def _expects_sparse(model: DistributedDataParallel) -> list[bool]:
+def sparse_parameters_of(model: DistributedDataParallel) -> set[int]:
+    """The numbers of the parameters whose gradients are sparse."""
     embeddings = (torch.nn.Embedding, torch.nn.EmbeddingBag)
     sparse = {
         id(module.weight)
         for module in model.module.modules()
         if isinstance(module, embeddings) and module.sparse
     }
-    return [id(parameter) in sparse for parameter in parameters_of(model).values()]
+    parameters = parameters_of(model).values()
+    return {number for number, parameter in enumerate(parameters) if id(parameter) in sparse}

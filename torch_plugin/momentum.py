@@ -15,11 +15,13 @@ import torch
 import torch.distributed as dist
 
 from gflow import native
-from gflow.backend import backend_of
+from gflow.backend import backend_of, group_or_default
+from gflow.layout import models_of, parameters_of, sparse_parameters_of
 
 logger = logging.getLogger("gflow")
 
-#: Where an optimizer's parameter group remembers what was taken, also in its state_dict.
+#: Where an optimizer's parameter group remembers what was taken, also in its state_dict: momentum,
+#: nesterov, and the weight decay that it had.
 _TAKEN = "gflow_momentum"
 _COMPRESSED = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -27,13 +29,14 @@ _COMPRESSED = (torch.float32, torch.float16, torch.bfloat16)
 def take_momentum(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | None = None) -> bool:
     """Let the engine of ``group`` do the momentum of ``optimizer``, and switch off its own.
 
-    Call it once, before the first step, on every rank. Where gradients are not compressed (one
-    host, or ``compress="off"``) nothing is changed.
+    Call it once on every rank, when the model is wrapped in DDP, before the first step. Where
+    gradients are not compressed (one host, or ``compress="off"``) the optimizer keeps its momentum.
 
-    For ``torch.optim.SGD`` with momentum, Nesterov's or not. The weight decay stays with the
-    optimizer; because it no longer goes through the momentum, it is divided by ``1 - momentum``,
-    so that it pulls as strongly as before. Adam and its kin need none of this: they divide by the
-    size of the gradients that they see, and their first moment is an average, not a sum.
+    For ``torch.optim.SGD`` with momentum, Nesterov's or not, whose parameters are those of the DDP
+    models of the group. The weight decay stays with the optimizer; because it no longer goes
+    through the momentum, it is divided by ``1 - momentum``, so that it pulls as strongly as before.
+    Adam and its kin need none of this: they divide by the size of the gradients that they see, and
+    their first moment is an average, not a sum.
 
     Args:
         optimizer: whose momentum is taken over.
@@ -43,6 +46,7 @@ def take_momentum(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | N
         Whether the engine does the momentum from now on.
 
     Example:
+        >>> model = DistributedDataParallel(network)  # doctest: +SKIP
         >>> optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)  # doctest: +SKIP
         >>> gflow.take_momentum(optimizer)  # doctest: +SKIP
         True
@@ -54,26 +58,44 @@ def take_momentum(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | N
             "Optimizers such as Adam need no correction: use them as they are."
         )
     factor, nesterov = _momentum_of(optimizer.param_groups)
-    _refuse_what_is_never_compressed(optimizer.param_groups)
     if not library.metrics(backend)["compresses"]:
+        _give_back(optimizer)
         logger.info("gflow: gradients are not compressed here: the optimizer keeps its momentum")
         return False
+    _refuse_what_would_have_none(optimizer, group_or_default(group))
     library.set_momentum(backend, factor, nesterov)
-    for params in optimizer.param_groups:
-        if _TAKEN not in params:
-            params["weight_decay"] = params["weight_decay"] / (1 - factor)
-        params[_TAKEN] = [factor, nesterov]
-        params["momentum"], params["nesterov"] = 0.0, False
+    _switch_off(optimizer, factor, nesterov)
     for state in optimizer.state.values():
         # What it holds belongs to steps before this one; the engine starts anew.
         state.pop("momentum_buffer", None)
+    # A state that was saved before momentum was taken must not bring it back.
+    optimizer.register_load_state_dict_post_hook(
+        lambda loaded: _switch_off(loaded, factor, nesterov)
+    )
     return True
+
+
+def _switch_off(optimizer: Any, factor: float, nesterov: bool) -> None:
+    for params in optimizer.param_groups:
+        if _TAKEN not in params:
+            params[_TAKEN] = [factor, nesterov, params["weight_decay"]]
+            params["weight_decay"] = params["weight_decay"] / (1 - factor)
+        params["momentum"], params["nesterov"] = 0.0, False
+    # For parameter groups that are added later.
+    optimizer.defaults["momentum"], optimizer.defaults["nesterov"] = 0.0, False
+
+
+def _give_back(optimizer: Any) -> None:
+    """Undo what an earlier job, or an earlier call, has taken."""
+    for params in optimizer.param_groups:
+        if _TAKEN in params:
+            params["momentum"], params["nesterov"], params["weight_decay"] = params.pop(_TAKEN)
 
 
 def _momentum_of(groups: list[dict[str, Any]]) -> tuple[float, bool]:
     """The one momentum of all parameter groups, also if it was taken before."""
     found = {
-        tuple(params.get(_TAKEN, (params["momentum"], params["nesterov"]))) for params in groups
+        tuple(params.get(_TAKEN, (params["momentum"], params["nesterov"]))[:2]) for params in groups
     }
     if len(found) != 1:
         raise ValueError(
@@ -94,17 +116,44 @@ def _momentum_of(groups: list[dict[str, Any]]) -> tuple[float, bool]:
     return float(factor), bool(nesterov)
 
 
-def _refuse_what_is_never_compressed(groups: list[dict[str, Any]]) -> None:
-    exact = [
-        parameter.dtype
-        for params in groups
-        for parameter in params["params"]
-        if parameter.requires_grad and parameter.dtype not in _COMPRESSED
-    ]
+def _refuse_what_would_have_none(
+    optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
+) -> None:
+    """The engine has one momentum for all that it compresses in a group, and for nothing else."""
+    own = [p for params in optimizer.param_groups for p in params["params"] if p.requires_grad]
+    exact = [parameter.dtype for parameter in own if parameter.dtype not in _COMPRESSED]
     if exact:
         names = ", ".join(sorted({str(dtype) for dtype in exact}))
         raise ValueError(
             f"gflow.take_momentum: {len(exact)} parameters are of {names}, whose gradients are "
             "always exchanged exactly and would be left without momentum. Give them an optimizer "
             "of their own."
+        )
+    models = models_of(group, None)
+    reduced = {id(p) for model in models for p in parameters_of(model).values()}
+    mine = {id(parameter) for parameter in own}
+    if mine - reduced:
+        raise ValueError(
+            f"gflow.take_momentum: {len(mine - reduced)} parameters of the optimizer are in no DDP "
+            "model of this process group, and would be left without momentum. Wrap the model in "
+            "DDP first, and give other parameters an optimizer of their own."
+        )
+    if reduced - mine:
+        raise ValueError(
+            f"gflow.take_momentum: the DDP models of this process group have {len(reduced - mine)} "
+            "parameters that this optimizer does not have, and that would get momentum as well. "
+            "Give models with other optimizers a process group of their own (dist.new_group)."
+        )
+    for model in models:
+        if sparse_parameters_of(model):
+            what = "gradients that are sparse"
+        elif getattr(model, "lazy_bucket_allocation", False):
+            what = "lazy_bucket_allocation"
+        elif getattr(model, "_comm_hooks", None):
+            what = "a communication hook"
+        else:
+            continue
+        raise ValueError(
+            f"gflow.take_momentum: a DDP model has {what}, which is always exchanged exactly and "
+            "would be left without momentum: leave the momentum to the optimizer."
         )

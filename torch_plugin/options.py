@@ -114,7 +114,8 @@ def _choice(name: str, *values: str) -> Knob:
 
 def _count(name: str, least: int, default: int, unit: str = "") -> Knob:
     allowed = f"a whole number{unit}, at least {least}"
-    return Knob(name, int, (int,), allowed, lambda value: value >= least, default=default)
+    # What the engine can hold; nobody means more.
+    return Knob(name, int, (int,), allowed, lambda value: least <= value < 2**63, default=default)
 
 
 def _fraction(name: str, allowed: str, check: Callable[[float], bool], default: float) -> Knob:

@@ -2,7 +2,9 @@
 
 What is kept of the gradients is in the unit that the scaler multiplies the loss by. When that
 changes, what is kept must change with it; and when the scaler skips a step because something was
-not finite, what was sent in that step was never used, so it goes back to be sent again.
+not finite, what was sent in that step was never used, so it goes back to be sent again. If there are
+several optimizers, that is done when all of them have skipped: which gradients are whose is not known
+here.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ import torch.distributed as dist
 
 from gflow import native
 from gflow.backend import backend_of
+
+#: Set on a scaler that is watched.
+_WATCHED = "_gflow_watches"
 
 
 def watch(
@@ -39,20 +44,27 @@ def watch(
     library, backend = native.load(), backend_of(group)
     if not scaler.is_enabled() or not library.metrics(backend)["compresses"]:
         return scaler
-    if getattr(scaler.update, "__wrapped__", None) is not None:
+    if getattr(scaler, _WATCHED, False):
         raise RuntimeError("gflow.watch: this scaler is watched already")
     library.keep_for_undo(backend, True)
     update = scaler.update
 
     @functools.wraps(update)
     def update_and_tell(new_scale: Any = None) -> None:
-        before = scaler.get_scale()
+        before, skipped = scaler.get_scale(), _has_skipped(scaler)
         update(new_scale)
         after = scaler.get_scale()
-        # A scaler makes its scale smaller exactly when it has skipped; what a user sets says
-        # nothing of that.
-        skipped = new_scale is None and after < before
         library.take_note_of_step(backend, skipped, after / before if before else 1.0)
 
     scaler.update = update_and_tell  # type: ignore[method-assign]
+    setattr(scaler, _WATCHED, True)
     return scaler
+
+
+def _has_skipped(scaler: torch.amp.GradScaler) -> bool:
+    """Whether all optimizers have skipped this step."""
+    found = [
+        sum(float(one) for one in state["found_inf_per_device"].values())
+        for state in scaler._per_optimizer_states.values()
+    ]
+    return bool(found) and all(found)

@@ -19,8 +19,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gflow import native
 from gflow.backend import backend_of, group_or_default
-from gflow.folding import Target, differences, fold
-from gflow.layout import Place, models_of, parameters_of, places_of, settle, usual_layout
+from gflow.folding import Target, differences, different_layout, fold, missing_ranks, saved_model
+from gflow.layout import (
+    Place,
+    models_of,
+    names_of,
+    parameters_of,
+    places_of,
+    settle,
+    usual_layout,
+)
 
 logger = logging.getLogger("gflow")
 
@@ -58,10 +66,7 @@ def state_dict(group: dist.ProcessGroup | None = None, *, models: Models = None)
     library, backend = native.load(), backend_of(group)
     found = models_of(group, models)
     places = places_of(found, backend, in_order=models is not None)
-    order = sorted(range(len(found)), key=lambda index: [place.number for place in places[index]])
-    if models is not None:
-        order = list(range(len(found)))
-    saved = [_model_state(found[index], places[index], backend) for index in order]
+    saved = [_model_state(*pair, backend) for pair in zip(found, places, strict=True)]
     _refuse_twins([model["parameters"] for model in saved], models)
     hosts, carriers, host, place = library.topology(backend)
     return {
@@ -103,22 +108,31 @@ def load_state_dict(
     states = [state] if isinstance(state, dict) else list(state)
     _refuse_what_is_no_state(states)
     found = models_of(group, models)
-    names = [_parameters(model) for model in found]
+    names = [names_of(model) for model in found]
     _refuse_twins(names, models)
     hosts, carriers, host, place = library.topology(backend)
     target = Target(group.rank(), group.size(), hosts, carriers, host, place, names)
     different = differences(states, target)
-    if different and strict:
+    if strict:
+        _refuse(different)
+    settled = _settle(found, names, states, backend, in_order=models is not None)
+    layout = different_layout(states, target, settled, backend, library)
+    if strict:
+        _refuse(layout)
+    dropped = missing_ranks(states, target, moved=bool(different), relaid=bool(layout))
+    dropped += fold(states, target, settled, backend, library)
+    for what in dropped:
+        logger.warning("gflow: dropped from the state that was loaded: %s", what)
+    return Loaded(different + layout, dropped)
+
+
+def _refuse(different: list[str]) -> None:
+    if different:
         raise RuntimeError(
             "gflow: this state does not fit: " + "; ".join(different) + ". Load the state that "
             "fits, or bring over what still has a place with load_state_dict(states_of_all_ranks, "
             "strict=False)"
         )
-    settled = _settle(found, names, states, backend, in_order=models is not None)
-    dropped = fold(states, target, settled, backend, library)
-    for what in dropped:
-        logger.warning("gflow: dropped from the state that was loaded: %s", what)
-    return Loaded(different, dropped)
 
 
 class State:
@@ -151,6 +165,7 @@ class State:
         self._models = models
         self._strict = strict
         self._saved_ranks = saved_ranks
+        self._entry = f"rank{dist.get_global_rank(self._group, self._group.rank())}"
 
     def state_dict(self) -> dict[str, bytes]:
         """This rank's entry; before loading, the entries to ask for."""
@@ -159,10 +174,12 @@ class State:
         # As bytes, because a checkpoint loads tensors only into tensors that are there already.
         buffer = io.BytesIO()
         torch.save(state_dict(self._group, models=self._models), buffer)
-        return {f"rank{self._group.rank()}": buffer.getvalue()}
+        return {self._entry: buffer.getvalue()}
 
     def load_state_dict(self, entries: dict[str, bytes]) -> None:
         """Take what was loaded."""
+        # From now on it is saved with the ranks that there are.
+        self._saved_ranks = None
         states = [torch.load(io.BytesIO(entry)) for entry in entries.values()]
         load_state_dict(states, self._group, models=self._models, strict=self._strict)
 
@@ -183,7 +200,7 @@ def _model_state(model: Any, places: list[Place], backend: Any) -> dict[str, Any
                 "velocity": velocity,
             }
         )
-    return {"parameters": _parameters(model), "buckets": buckets, "layout": _whole_layout(model)}
+    return {"parameters": names_of(model), "buckets": buckets, "layout": _whole_layout(model)}
 
 
 def _whole_layout(model: DistributedDataParallel) -> list[list[int]]:
@@ -191,10 +208,6 @@ def _whole_layout(model: DistributedDataParallel) -> list[list[int]]:
     numbers = {id(p): number for number, p in enumerate(parameters_of(model).values())}
     buckets = model.reducer._get_zeros_like_grad_buckets()
     return [[numbers[id(p)] for p in bucket.parameters()] for bucket in buckets]
-
-
-def _parameters(model: DistributedDataParallel) -> list[list[Any]]:
-    return [[name, parameter.numel()] for name, parameter in parameters_of(model).items()]
 
 
 def _settle(
@@ -206,11 +219,11 @@ def _settle(
     in_order: bool,
 ) -> list[list[Place]]:
     """Make DDP's layout final, like the saved one if there is one; return the places."""
-    layouts = {str(saved["parameters"]): saved["layout"] for saved in states[0]["models"]}
-    settled = [
-        settle(model, backend, layouts.get(str(own)) or usual_layout(model))
-        for model, own in zip(models, names, strict=True)
-    ]
+    settled = []
+    for index, (model, own) in enumerate(zip(models, names, strict=True)):
+        saved = saved_model(states[0], own, index)
+        fits = saved is not None and saved["parameters"] == own
+        settled.append(settle(model, backend, saved["layout"] if fits else usual_layout(model)))
     missing = [index for index, places in enumerate(settled) if places is None]
     rest = places_of([models[index] for index in missing], backend, in_order=in_order)
     for index, places in zip(missing, rest, strict=True):
@@ -241,3 +254,36 @@ def _refuse_what_is_no_state(states: list[Any]) -> None:
                 f"gflow: this state has format {state['gflow']}, expected {FORMAT}: it was saved "
                 "by another version of gflow"
             )
+        try:
+            _check(state)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"gflow: this state is damaged ({type(error).__name__}: {error}): expected what "
+                "gflow.state_dict() returned, unchanged"
+            ) from error
+
+
+def _check(state: dict[str, Any]) -> None:
+    """Fail somehow unless all is there, of the right type and size."""
+    for name in ("rank", "world_size", "hosts", "carriers", "host", "place"):
+        _require(isinstance(state[name], int) and state[name] >= 0, f"{name} is {state[name]!r}")
+    for model in state["models"]:
+        sizes = [numel for name, numel in model["parameters"] if isinstance(name, str)]
+        _require(len(sizes) == len(model["parameters"]), "a parameter without a name")
+        laid_out = sorted(number for bucket in model["layout"] for number in bucket)
+        _require(laid_out == list(range(len(sizes))), "parameters that are in no bucket, or in two")
+        for bucket in model["buckets"]:
+            numel = sum(sizes[number] for number in bucket["parameters"])
+            start, end = bucket["shard"]
+            _require(0 <= start <= end <= numel, f"a shard from {start} to {end} of {numel}")
+            _require(isinstance(bucket["step"], int) and bucket["step"] >= 0, "a wrong step")
+            for kind in ("residual", "velocity"):
+                kept = bucket[kind]
+                _require(kept.dtype == torch.float32 and kept.dim() == 1, f"a wrong {kind}")
+                _require(kept.numel() in (0, end - start), f"a {kind} of {kept.numel()} elements")
+                _require(bool(torch.isfinite(kept).all()), f"infinity or NaN in a {kind}")
+
+
+def _require(fits: Any, what: str) -> None:
+    if not fits:
+        raise TypeError(what)

@@ -206,6 +206,10 @@ impl Engine {
     /// These buckets are gone: nothing needs to be kept of them.
     pub fn forget(&self, buckets: &[u32]) {
         lock(&self.shared.gone).extend_from_slice(buckets);
+        if let Ok(mut front) = self.shared.front.try_lock() {
+            self.shared.forget_what_is_gone(&mut front);
+        }
+        // Else whoever works with it does that next time.
     }
 
     /// Runs an operation that is no collective, aside from the queue: a send or a receive.
@@ -392,8 +396,12 @@ impl Shared {
     /// still be told.
     fn front(&self) -> MutexGuard<'_, Front> {
         let mut front = lock(&self.front);
-        front.gradients.forget(&std::mem::take(&mut *lock(&self.gone)));
+        self.forget_what_is_gone(&mut front);
         front
+    }
+
+    fn forget_what_is_gone(&self, front: &mut Front) {
+        front.gradients.forget(&std::mem::take(&mut *lock(&self.gone)));
     }
 
     /// Has the user told once that gradients are compressed from now on, by the first rank.
