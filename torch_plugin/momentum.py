@@ -20,8 +20,7 @@ from gflow.layout import models_of, parameters_of, sparse_parameters_of
 
 logger = logging.getLogger("gflow")
 
-#: Where an optimizer's parameter group remembers what was taken, also in its state_dict: momentum,
-#: nesterov, and the weight decay that it had.
+#: Where an optimizer's parameter group remembers what was taken, also in its state_dict.
 _TAKEN = "gflow_momentum"
 _COMPRESSED = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -29,7 +28,7 @@ _COMPRESSED = (torch.float32, torch.float16, torch.bfloat16)
 def take_momentum(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | None = None) -> bool:
     """Let the engine of ``group`` do the momentum of ``optimizer``, and switch off its own.
 
-    Call it once on every rank, when the model is wrapped in DDP, before the first step. Where
+    Call it once on every rank, best when the model is wrapped in DDP, before the first step. Where
     gradients are not compressed (one host, or ``compress="off"``) the optimizer keeps its momentum.
 
     For ``torch.optim.SGD`` with momentum, Nesterov's or not, whose parameters are those of the DDP
@@ -78,7 +77,7 @@ def take_momentum(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | N
 def _switch_off(optimizer: Any, factor: float, nesterov: bool) -> None:
     for params in optimizer.param_groups:
         if _TAKEN not in params:
-            params[_TAKEN] = [factor, nesterov, params["weight_decay"]]
+            params[_TAKEN] = [factor, nesterov]
             params["weight_decay"] = params["weight_decay"] / (1 - factor)
         params["momentum"], params["nesterov"] = 0.0, False
     # For parameter groups that are added later.
@@ -89,13 +88,14 @@ def _give_back(optimizer: Any) -> None:
     """Undo what an earlier job, or an earlier call, has taken."""
     for params in optimizer.param_groups:
         if _TAKEN in params:
-            params["momentum"], params["nesterov"], params["weight_decay"] = params.pop(_TAKEN)
+            params["momentum"], params["nesterov"] = params.pop(_TAKEN)
+            params["weight_decay"] *= 1 - params["momentum"]
 
 
 def _momentum_of(groups: list[dict[str, Any]]) -> tuple[float, bool]:
     """The one momentum of all parameter groups, also if it was taken before."""
     found = {
-        tuple(params.get(_TAKEN, (params["momentum"], params["nesterov"]))[:2]) for params in groups
+        tuple(params.get(_TAKEN, (params["momentum"], params["nesterov"]))) for params in groups
     }
     if len(found) != 1:
         raise ValueError(
@@ -130,6 +130,8 @@ def _refuse_what_would_have_none(
             "of their own."
         )
     models = models_of(group, None)
+    if not models:
+        return  # Not wrapped yet: there is nothing to compare with.
     reduced = {id(p) for model in models for p in parameters_of(model).values()}
     mine = {id(parameter) for parameter in own}
     if mine - reduced:

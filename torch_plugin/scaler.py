@@ -2,9 +2,9 @@
 
 What is kept of the gradients is in the unit that the scaler multiplies the loss by. When that
 changes, what is kept must change with it; and when the scaler skips a step because something was
-not finite, what was sent in that step was never used, so it goes back to be sent again. If there are
-several optimizers, that is done when all of them have skipped: which gradients are whose is not known
-here.
+not finite, what was sent in that step was never used, so it goes back to be sent again. If there
+are several optimizers, that is done when all of them have skipped: which gradients are whose is not
+known here.
 """
 
 from __future__ import annotations

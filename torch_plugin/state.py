@@ -105,18 +105,22 @@ def load_state_dict(
     """
     group = group_or_default(group)
     library, backend = native.load(), backend_of(group)
-    states = [state] if isinstance(state, dict) else list(state)
-    _refuse_what_is_no_state(states)
+    states = list(state) if isinstance(state, (list, tuple)) else [state]
+    # What one rank cannot load, none does: the others would wait for it.
+    damage = _damage_of(states)
+    all_damage = _gather(group, [damage] if damage else [])
+    if all_damage:
+        raise ValueError(damage or f"gflow: another rank cannot load its state: {all_damage[0]}")
     found = models_of(group, models)
     names = [names_of(model) for model in found]
     _refuse_twins(names, models)
     hosts, carriers, host, place = library.topology(backend)
     target = Target(group.rank(), group.size(), hosts, carriers, host, place, names)
-    different = differences(states, target)
+    different = _gather(group, differences(states, target))
     if strict:
         _refuse(different)
     settled = _settle(found, names, states, backend, in_order=models is not None)
-    layout = different_layout(states, target, settled, backend, library)
+    layout = _gather(group, different_layout(states, target, settled, backend, library))
     if strict:
         _refuse(layout)
     dropped = missing_ranks(states, target, moved=bool(different), relaid=bool(layout))
@@ -124,6 +128,13 @@ def load_state_dict(
     for what in dropped:
         logger.warning("gflow: dropped from the state that was loaded: %s", what)
     return Loaded(different + layout, dropped)
+
+
+def _gather(group: dist.ProcessGroup, own: list[str]) -> list[str]:
+    """What all ranks have to say, the own first, nothing twice."""
+    everyones: list[Any] = [None] * group.size()
+    dist.all_gather_object(everyones, own, group=group)
+    return list(dict.fromkeys([*own, *(what for said in everyones for what in said)]))
 
 
 def _refuse(different: list[str]) -> None:
@@ -240,27 +251,28 @@ def _refuse_twins(names: list[list[list[Any]]], models: Models) -> None:
         )
 
 
-def _refuse_what_is_no_state(states: list[Any]) -> None:
+def _damage_of(states: list[Any]) -> str:
+    """What is wrong with what was given as states; empty if nothing is."""
     if not states:
-        raise ValueError("gflow: expected a state, or the states of several ranks, got none")
+        return "gflow: expected a state, or the states of several ranks, got none"
     for state in states:
         if not isinstance(state, dict) or "gflow" not in state:
-            raise ValueError(
-                f"gflow: expected what gflow.state_dict() returned, got {type(state).__name__}"
-                + (f" with {sorted(map(str, state))[:5]}" if isinstance(state, dict) else "")
-            )
+            known = f" with {sorted(map(str, state))[:5]}" if isinstance(state, dict) else ""
+            kind = type(state).__name__
+            return f"gflow: expected what gflow.state_dict() returned, got {kind}{known}"
         if state["gflow"] != FORMAT:
-            raise ValueError(
+            return (
                 f"gflow: this state has format {state['gflow']}, expected {FORMAT}: it was saved "
                 "by another version of gflow"
             )
         try:
             _check(state)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(
+            return (
                 f"gflow: this state is damaged ({type(error).__name__}: {error}): expected what "
                 "gflow.state_dict() returned, unchanged"
-            ) from error
+            )
+    return ""
 
 
 def _check(state: dict[str, Any]) -> None:

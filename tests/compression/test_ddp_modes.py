@@ -244,7 +244,21 @@ def alternate(rank: int, world: int, same: bool, bucket_view: bool) -> Any:
 
 
 @pytest.mark.parametrize("bucket_view", [False, True], ids=["plain", "bucket_view"])
-@pytest.mark.parametrize("same", [True, False], ids=["same_on_all", "different"])
+@pytest.mark.parametrize(
+    "same",
+    [
+        pytest.param(
+            True,
+            marks=pytest.mark.xfail(
+                strict=True,
+                reason="DDP throws away what comes for a parameter that no rank used in a step, "
+                "and says which those are only after the buckets were exchanged",
+            ),
+        ),
+        False,
+    ],
+    ids=["same_on_all", "different"],
+)
 def test_nothing_is_lost_when_layers_are_used_in_turns(
     compressing: Callable[..., Team], same: bool, bucket_view: bool
 ) -> None:
