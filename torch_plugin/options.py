@@ -136,7 +136,7 @@ KNOBS: dict[str, Knob] = {
         _count("warmup_steps", 2, 100),
         _count("ramp_steps", 0, 100),
         _choice("wire", "fp16", "bf16", "fp32"),
-        _count("fusion_bytes", 0, 0, " of bytes"),
+        _count("fusion_bytes", 0, 4 << 20, " of bytes"),
         _fraction("momentum", "a number from 0, below 1", lambda value: 0 <= value < 1, 0.0),
         _text("timeline", "the path of a file", in_use=False),
         _text("ifname", "the name of a network interface, such as 'eth0'"),

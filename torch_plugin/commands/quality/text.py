@@ -21,7 +21,7 @@ _CONTEXT = 64
 _SAMPLE = 128
 #: One file of so many is held out.
 _HELD_OUT = 10
-_LEARNING_RATE = 1e-3
+_LEARNING_RATE = 2e-3
 
 
 class Text:

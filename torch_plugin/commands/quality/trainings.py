@@ -7,6 +7,7 @@ depends on the task alone. The time for evaluating is not in the time of a train
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
@@ -105,8 +106,12 @@ def _train(
     optimizer = lesson.optimizer(network.parameters())
     if variant.takes_momentum:
         gflow.take_momentum(optimizer)
-    # Down to zero along a cosine, as trainings usually end.
-    rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    # Up in the first tenth, then down to zero along a cosine, as is usual.
+    start = max(1, steps // 10)
+    rate = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda step: min((step + 1) / start, (1 + math.cos(math.pi * min(1.0, step / steps))) / 2),
+    )
     batches = lesson.batches(seed, rank.number, rank.world)
     interval = max(_LEAST_INTERVAL, steps // _EVALUATIONS)
     seconds: list[float] = []
