@@ -106,12 +106,7 @@ def _train(
     optimizer = lesson.optimizer(network.parameters())
     if variant.takes_momentum:
         gflow.take_momentum(optimizer)
-    # Up in the first tenth, then down to zero along a cosine, as is usual.
-    start = max(1, steps // 10)
-    rate = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda step: min((step + 1) / start, (1 + math.cos(math.pi * min(1.0, step / steps))) / 2),
-    )
+    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate_at(step, steps))
     batches = lesson.batches(seed, rank.number, rank.world)
     interval = max(_LEAST_INTERVAL, steps // _EVALUATIONS)
     seconds: list[float] = []
@@ -140,6 +135,13 @@ def _train(
         "sent_bytes_per_step": wire.of_the_busiest_host(wire.sent_bytes(hosts) - sent) / steps,
         "curve": curve,
     }
+
+
+def _rate_at(step: int, steps: int) -> float:
+    """The learning rate over the highest: up in the first tenth, then to zero along a cosine."""
+    rising = (step + 1) / max(1, steps // 10)
+    falling = (1 + math.cos(math.pi * min(1.0, step / steps))) / 2
+    return min(rising, falling)
 
 
 def _evaluate(network: Any, lesson: Lesson) -> dict[str, float]:
