@@ -94,16 +94,15 @@ fn work(
         over.extend(own.map(|own| Over { own, outcome: Err(error) }));
     }
     drop(front);
-    for one in &over {
-        shared.end_collective(one.own.seq, &one.own.operation);
-    }
     // First: where no thread can be started, settling runs callbacks, which may want to go on.
     shared.queue.done();
-    for one in over {
-        if one.own.is_gradient {
+    for Over { own, outcome } in over {
+        if own.is_gradient {
             shared.traffic.end(Instant::now());
         }
-        shared.settle(&one.own.operation, one.outcome.err().as_ref());
+        shared.settle(&own.operation, outcome.err().as_ref());
+        // After that: who has waited for it to be over finds it settled.
+        shared.end_collective(own.seq, &own.operation);
     }
 }
 
