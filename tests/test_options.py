@@ -30,7 +30,7 @@ EXAMPLES = {
 WRONG = {
     "compress": ["yes", "ON", ""],
     "density": ["0", "-0.1", "1.5", "nan", "inf", "much", ""],
-    "chunk": ["0", "-1", "1.5", "many"],
+    "chunk": ["0", "-1", "1.5", "many", str(10**20)],
     "warmup_steps": ["1", "-3", "x"],
     "ramp_steps": ["-1", "1e3"],
     "wire": ["fp8", "FP16"],

@@ -70,6 +70,26 @@ def test_a_users_hook_gets_exact_sums(
             assert same_bits(parts, [a + b for a, b in zip(*own, strict=True)])
 
 
+def with_a_late_hook(rank: int, world: int) -> list[list[torch.Tensor]]:
+    model = DistributedDataParallel(Dictated(), bucket_cap_mb=0.001)
+    delivered = []
+    for step in range(STEPS):
+        if step == STEPS // 2:
+            model.register_comm_hook(None, own_hook)
+        model(gradients(rank, step)).backward()
+        delivered.append(take_gradients(model))
+    return delivered[STEPS // 2 :]
+
+
+def test_a_hook_that_comes_in_the_middle_of_a_training_gets_exact_sums(
+    compressing: Callable[..., Team],
+) -> None:
+    for delivered in compressing(2).run(with_a_late_hook):
+        for step, parts in enumerate(delivered, STEPS // 2):
+            own = [divided(gradients(rank, step), 2) for rank in range(2)]
+            assert same_bits(parts, [a + b for a, b in zip(*own, strict=True)])
+
+
 def with_fp16_hook(rank: int, world: int) -> dict[str, list[list[torch.Tensor]]]:
     delivered: dict[str, list[list[torch.Tensor]]] = {}
     for backend in ("gflow", "gloo"):

@@ -305,3 +305,40 @@ def test_a_parameter_with_sparse_gradients_is_not_silently_left_without_momentum
 ) -> None:
     for said in compressing(2).run(a_sparse_parameter):
         assert "sparse" in said
+
+
+def two_models_one_taken(rank: int, world: int) -> str:
+    """Momentum is asked for with a second model in the group, which has another optimizer."""
+    models = [DistributedDataParallel(nn.Linear(30, 2)) for _ in range(2)]
+    optimizer = torch.optim.SGD(models[0].parameters(), lr=0.1, momentum=0.9)
+    try:
+        gflow.take_momentum(optimizer)
+    except ValueError as error:
+        return str(error)
+    return "taken"
+
+
+def test_momentum_is_not_taken_for_models_that_the_optimizer_does_not_have(
+    compressing: Callable[..., Team],
+) -> None:
+    for said in compressing(2).run(two_models_one_taken):
+        assert "2 parameters that this optimizer does not have" in said
+        assert "process group of their own" in said
+
+
+def taken_on_one_rank_only(rank: int, world: int) -> str:
+    model = DistributedDataParallel(nn.Linear(30, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if rank == 1:
+        gflow.take_momentum(optimizer)
+    try:
+        model(torch.ones(30)).sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    return "trained"
+
+
+def test_ranks_that_have_different_momentum_are_told_so(compressing: Callable[..., Team]) -> None:
+    for said in compressing(2).run(taken_on_one_rank_only):
+        assert "apply different momentum" in said
+        assert "take_momentum alike on every rank" in said

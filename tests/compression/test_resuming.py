@@ -215,3 +215,20 @@ def test_a_distributed_checkpoint_of_other_ranks_is_refused_unless_asked_for(
     compressing(3).run(save_to, str(tmp_path))
     for said in compressing(2).run(load_strictly, str(tmp_path), {"saved_ranks": 3}):
         assert "world_size was 3 and is 2" in said
+
+
+def load_and_save_again(rank: int, world: int, folder: str, ranks: int) -> list[str]:
+    model, _ = job({}, "none")
+    app = {"model": model.module, "gflow": gflow.State(strict=False, saved_ranks=ranks)}
+    dcp.load(app, checkpoint_id=folder)
+    dcp.save(app, checkpoint_id=f"{folder}/again")
+    return sorted(app["gflow"].state_dict())
+
+
+def test_what_was_loaded_from_other_ranks_is_saved_with_those_that_there_are(
+    compressing: Callable[..., Team], tmp_path: Path
+) -> None:
+    compressing(3).run(save_to, str(tmp_path))
+    team = compressing(2)
+    assert team.run(load_and_save_again, str(tmp_path), 3) == [["rank0"], ["rank1"]]
+    assert team.run(load_strictly, str(tmp_path / "again"), {}) == ["loaded"] * 2
