@@ -30,6 +30,7 @@ struct Case {
     element: Element,
     wire: Wire,
     chunk: usize,
+    density: f64,
     fusion_bytes: usize,
     momentum: Option<Momentum>,
     in_arena: bool,
@@ -51,17 +52,29 @@ fn cases() -> impl Strategy<Value = Case> {
     let momentum = prop_oneof![
         2 => Just(None),
         1 => any::<bool>().prop_map(|nesterov| Some(Momentum { factor: 0.9, nesterov })),
+        1 => any::<bool>().prop_map(|nesterov| Some(Momentum { factor: 0.1, nesterov })),
     ];
     let buckets = prop::collection::vec(prop_oneof![1usize..40, 500usize..6000], 1..4);
     let fusion = prop_oneof![Just(0), Just(10_000), Just(usize::MAX)];
-    let sizes = (prop_oneof![1usize..5, 16usize..700], fusion);
+    let density = prop_oneof![2 => Just(DENSITY), 1 => Just(0.05)];
+    let sizes = (prop_oneof![1usize..5, 16usize..700], density, fusion);
     (hosts, buckets, element, wire, sizes, momentum, any::<bool>(), any::<u64>()).prop_map(
-        |(hosts, buckets, element, wire, (chunk, fusion_bytes), momentum, in_arena, seed)| Case {
+        |(
+            hosts,
+            buckets,
+            element,
+            wire,
+            (chunk, density, fusion_bytes),
+            momentum,
+            in_arena,
+            seed,
+        )| Case {
             hosts,
             buckets,
             element,
             wire,
             chunk,
+            density,
             fusion_bytes,
             momentum,
             in_arena,
@@ -72,7 +85,7 @@ fn cases() -> impl Strategy<Value = Case> {
 
 impl Case {
     fn members(&self) -> Vec<Member> {
-        let schedule = Schedule { density: DENSITY, warmup_steps: WARMUP, ramp_steps: 0 };
+        let schedule = Schedule { density: self.density, warmup_steps: WARMUP, ramp_steps: 0 };
         let (chunk, wire, fusion_bytes) = (self.chunk, self.wire, self.fusion_bytes);
         let method = Method { schedule, chunk, wire, fusion_bytes };
         let gradients = || Gradients::new(Some(method.clone()), self.momentum);
@@ -262,9 +275,12 @@ fn compressed_step(case: &Case, kept: &mut [Vec<Kept>], place: usize, group: Ran
         let chunks = kept[0].gradient.len().div_ceil(case.chunk);
         let method = reference::Method {
             chunk: case.chunk,
-            count: count(chunks, DENSITY),
+            count: count(chunks, case.density),
             wire: case.wire,
             momentum: case.momentum,
+            // Of those in `cases` only a short momentum is old before it is sent, if little is.
+            clears_velocity: case.momentum.is_some_and(|momentum| momentum.factor < 0.5)
+                && case.density < 0.1,
             element: case.element,
             cut,
         };
@@ -365,6 +381,7 @@ fn two_hosts(buckets: Vec<usize>) -> Case {
         element: Element::F32,
         wire: Wire::F16,
         chunk: 16,
+        density: DENSITY,
         fusion_bytes: usize::MAX,
         momentum: None,
         in_arena: false,

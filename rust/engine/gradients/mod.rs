@@ -312,7 +312,7 @@ impl Gradients {
         let start = Instant::now();
         let mut parcel = Parcel::new(method.wire, deadline, used.pop());
         for (member, number, density, shard) in &shards {
-            let clears = method.clears_velocity(*density);
+            let clears = momentum.is_some_and(|by| method.clears_velocity(*density, by));
             let bucket = buckets.entry(*number).or_default();
             for (range, scale) in shard.chosen() {
                 if parcel.is_full_for(range.len()) {
