@@ -82,13 +82,13 @@ TASKS = {
         quick_steps=25,
     ),
     "text": Task(
-        "the text of Python's standard library, CharacterGPT, AdamW",
+        "the text of Python's standard library, CharacterGPT, AdamW with beta1 0.5",
         ("gflow.commands.quality.text", "Text"),
         None,
         has_momentum=False,
         parameters=834_304,
-        step_seconds=0.04,
-        steps=700,
+        step_seconds=0.02,
+        steps=1500,
         quick_steps=30,
     ),
 }
