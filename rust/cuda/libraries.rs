@@ -4,6 +4,7 @@
 
 use super::fault::{Fault, Result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use std::error::Error as _;
 use std::ffi::{OsStr, OsString, c_int};
 use std::path::{Path, PathBuf};
 
@@ -105,7 +106,7 @@ fn find(wanted: &Wanted, places: &[Place]) -> Result<Found> {
     for place in places {
         match place.open() {
             Ok(library) => return Ok(Found { library, origin: place.in_words() }),
-            Err(error) => looked_at.push(format!("{} ({error})", place.in_words())),
+            Err(error) => looked_at.push(format!("{} ({})", place.in_words(), reason(&error))),
         }
     }
     Err(Fault(format!(
@@ -114,6 +115,11 @@ fn find(wanted: &Wanted, places: &[Place]) -> Result<Found> {
         looked_at.join("; "),
         wanted.advice
     )))
+}
+
+/// What the loader said; the error itself only says that it failed.
+fn reason(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), |source| source.to_string())
 }
 
 /// The folders that torch is installed in, from the list of what is mapped into this process: its

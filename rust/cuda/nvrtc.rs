@@ -98,38 +98,24 @@ impl Nvrtc {
         name: &CStr,
         options: &[String],
     ) -> Result<(Vec<u8>, String)> {
-        let no_zero = |text: &str| {
-            CString::new(text).map_err(|_| Fault("a zero byte in what is compiled".to_string()))
-        };
-        let source = no_zero(source)?;
-        let options =
-            options.iter().map(|option| no_zero(option)).collect::<Result<Vec<CString>>>()?;
-        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-        let mut program = Program { nvrtc: self, handle: null_mut() };
-        // SAFETY: both texts end with a zero and live as long as the program; there are no headers.
-        self.checked("nvrtcCreateProgram", unsafe {
-            let handle = &mut program.handle;
-            (self.functions.create)(handle, source.as_ptr(), name.as_ptr(), 0, null(), null())
-        })?;
-        // SAFETY: the program is there, and so are as many options.
-        let status = unsafe {
-            let count = options.len() as c_int;
-            (self.functions.compile)(program.handle, count, options.as_ptr())
-        };
-        let log =
-            program.bytes("nvrtcGetProgramLog", &self.functions.log_bytes, &self.functions.log);
-        let log = log.map(|log| String::from_utf8_lossy(&log).trim_end_matches('\0').to_string());
-        if status == COMPILATION {
-            return Err(Fault(format!(
-                "NVRTC {} ({}) did not compile the kernels: {}",
-                self.version_in_words(),
-                self.origin,
-                log?.trim()
-            )));
-        }
-        self.checked("nvrtcCompileProgram", status)?;
+        let source = without_zero(source)?;
+        let (program, log) = Program::compiled(self, &source, name, options)?;
         let (bytes, image) = (&self.functions.image_bytes, &self.functions.image);
-        Ok((program.bytes("nvrtcGetCUBIN", bytes, image)?, log?))
+        Ok((program.bytes("nvrtcGetCUBIN", bytes, image)?, log))
+    }
+
+    /// What the kernels are in the language of no GPU in particular, which can be read.
+    #[cfg(test)]
+    pub fn ptx(&self, source: &str, name: &CStr, options: &[String]) -> Result<String> {
+        let source = without_zero(source)?;
+        let (program, _) = Program::compiled(self, &source, name, options)?;
+        let no_function = |error: libloading::Error| Fault(error.to_string());
+        // SAFETY: these are the types in NVRTC's header.
+        let (bytes, ptx): (Count, Fill) = unsafe {
+            let bytes = self._library.get(b"nvrtcGetPTXSize").map_err(no_function)?;
+            (bytes, self._library.get(b"nvrtcGetPTX").map_err(no_function)?)
+        };
+        Ok(String::from_utf8_lossy(&program.bytes("nvrtcGetPTX", &bytes, &ptx)?).into_owned())
     }
 
     /// The version as people write it.
@@ -151,6 +137,10 @@ impl Nvrtc {
     }
 }
 
+fn without_zero(text: &str) -> Result<CString> {
+    CString::new(text).map_err(|_| Fault("a zero byte in what is compiled".to_string()))
+}
+
 /// A program, until it is dropped.
 struct Program<'a> {
     nvrtc: &'a Nvrtc,
@@ -160,7 +150,43 @@ struct Program<'a> {
 type Count = Symbol<unsafe extern "C" fn(Handle, *mut usize) -> c_int>;
 type Fill = Symbol<unsafe extern "C" fn(Handle, *mut c_char) -> c_int>;
 
-impl Program<'_> {
+impl<'a> Program<'a> {
+    /// The program that comes of the source with these options, and the compiler's log.
+    fn compiled(
+        nvrtc: &'a Nvrtc,
+        source: &'a CStr,
+        name: &CStr,
+        options: &[String],
+    ) -> Result<(Program<'a>, String)> {
+        let functions = &nvrtc.functions;
+        let options: Vec<CString> =
+            options.iter().map(|option| without_zero(option)).collect::<Result<_>>()?;
+        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        let mut program = Program { nvrtc, handle: null_mut() };
+        // SAFETY: both texts end with a zero, and the source lives as long as the program; there are
+        // no headers.
+        nvrtc.checked("nvrtcCreateProgram", unsafe {
+            let (source, name) = (source.as_ptr(), name.as_ptr());
+            (functions.create)(&mut program.handle, source, name, 0, null(), null())
+        })?;
+        // SAFETY: the program is there, and so are as many options.
+        let status = unsafe {
+            (functions.compile)(program.handle, options.len() as c_int, options.as_ptr())
+        };
+        let log = program.bytes("nvrtcGetProgramLog", &functions.log_bytes, &functions.log)?;
+        let log = String::from_utf8_lossy(&log).trim_end_matches('\0').to_string();
+        if status == COMPILATION {
+            return Err(Fault(format!(
+                "NVRTC {} ({}) did not compile the kernels: {}",
+                nvrtc.version_in_words(),
+                nvrtc.origin,
+                log.trim()
+            )));
+        }
+        nvrtc.checked("nvrtcCompileProgram", status)?;
+        Ok((program, log))
+    }
+
     /// What one function of NVRTC says the number of bytes of, and another one fills in.
     fn bytes(&self, what: &str, count: &Count, fill: &Fill) -> Result<Vec<u8>> {
         let mut bytes = 0;
