@@ -1,4 +1,4 @@
-"""Prints the folder of the NVRTC that came with this interpreter's torch, for tests that compile."""
+"""Prints the folder of the NVRTC that came with this interpreter's torch, for tests."""
 
 import sys
 from pathlib import Path

@@ -325,14 +325,14 @@ struct Accumulation {
     return finite;
   }
 
-  // Adds the tile at `first` to the chains: of the residual in the first warp, of the gradient in
-  // the second. The other warps wait, with their next loads under way.
-  __device__ __forceinline__ void add_up(const Shared& shared, unsigned first, float& chain) const {
+  // Adds a tile to the chains, of which so many elements count: of the residual in the first warp,
+  // of the gradient in the second. The other warps wait, with their next loads under way.
+  static __device__ __forceinline__ void add_up(const Shared& shared, unsigned count,
+                                                float& chain) {
     const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     __syncthreads();
     if (warp < 2) {
-      const unsigned left = count - first;
-      const unsigned rows = ((left < TILE ? left : TILE) + WARP - 1) / WARP;
+      const unsigned rows = (count + WARP - 1) / WARP;
 #pragma unroll 16
       for (unsigned row = 0; row < rows; ++row) {
         chain += shared.magnitudes[warp][row * WARP + lane];
@@ -406,7 +406,7 @@ __device__ __forceinline__ void accumulate(Shared& shared, G* gradient, float* r
         }
       }
       read_ahead(index + 1, true);
-      work.add_up(shared, index * TILE, chain);
+      Work::add_up(shared, TILE, chain);
     }
   }
   for (unsigned first = not_kept; first < here.count; first += TILE) {
@@ -416,7 +416,8 @@ __device__ __forceinline__ void accumulate(Shared& shared, G* gradient, float* r
       const Quad new_residual = work.new_residual(reading, work.new_velocity(reading));
       finite = finite & Work::leave(shared, Work::place(quad), reading.gradient, new_residual);
     }
-    work.add_up(shared, first, chain);
+    const unsigned left = here.count - first;
+    Work::add_up(shared, left < TILE ? left : TILE, chain);
   }
 
   if (threadIdx.x < 2 * WARP) {
