@@ -120,10 +120,14 @@ fn build() -> PathBuf {
     let own = std::env::current_exe().expect("a test knows its own file");
     let library = own.with_extension("host_kernels.so");
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_string());
+    // As for `cc`, which builds the bridge: a program and perhaps options.
+    let mut words = compiler.split_whitespace();
+    let program = words.next().unwrap_or("c++");
     // At every run: the compiler knows best whether anything that is included has changed. In a file
     // of this process until it is whole, because others may be doing the same.
     let new = own.with_extension(format!("host_kernels.{}.so", std::process::id()));
-    let output = Command::new(&compiler)
+    let output = Command::new(program)
+        .args(words)
         .args(["-std=c++20", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-o"])
         .args([&new, &source])
         .output()

@@ -6,6 +6,7 @@
 use super::host_kernels::{Argument, HostKernels};
 use super::kernels::{self, Float, Kernel, Launch, largest_norm};
 use crate::arithmetic::element::Element;
+use crate::arithmetic::random::Random;
 use crate::compress::samples::{bits, gradient, lengths, numbers};
 use crate::compress::{
     Gradient, Grid, Momentum, Wire, accumulate, add_norms, add_velocity, fill, hop, keep_rest,
@@ -169,6 +170,7 @@ struct Device {
     residual: Guarded<f32>,
     velocity: Guarded<f32>,
     momentum: Option<Momentum>,
+    clears_velocity: bool,
     clamp: f32,
 }
 
@@ -219,7 +221,7 @@ impl Device {
             Argument::of(&mut sums),
             Argument::of(&mut chosen),
             Argument::Unsigned(chosen.len() as u32),
-            Argument::Unsigned(1),
+            Argument::Unsigned(self.clears_velocity.into()),
             Argument::Float(self.clamp),
             out.pointer(),
         ];
@@ -273,6 +275,7 @@ struct Host {
     residual: Vec<f32>,
     velocity: Vec<f32>,
     momentum: Option<Momentum>,
+    clears_velocity: bool,
     clamp: f32,
 }
 
@@ -284,6 +287,7 @@ impl Host {
             residual: device.residual.content().to_vec(),
             velocity: device.velocity.content().to_vec(),
             momentum: device.momentum,
+            clears_velocity: device.clears_velocity,
             clamp: device.clamp,
         }
     }
@@ -322,7 +326,7 @@ impl Host {
                 let scale = self.scale(sum, wire);
                 let slot = &mut slot[..range.len() * wire.element_bytes()];
                 pack(&mut self.residual[range.clone()], scale, wire, slot);
-                if self.momentum.is_some() {
+                if self.momentum.is_some() && self.clears_velocity {
                     self.velocity[range].fill(0.0);
                 }
             }
@@ -377,17 +381,19 @@ fn small_devices() -> impl Strategy<Value = Device> {
     let numbers =
         lengths().prop_flat_map(|length| (gradient(length), numbers(length), numbers(length)));
     let clamp = prop::sample::select(vec![f32::MAX, largest_norm(2), largest_norm(64), 2.0]);
-    (numbers, 1usize..200, elements(), momenta(), clamp, (0usize..4, 0usize..4)).prop_map(
-        |((gradient, residual, velocity), chunk, element, momentum, clamp, offsets)| Device {
-            grid: Grid { elements: residual.len(), chunk: chunk.min(residual.len().max(1)) },
-            element,
-            gradient: Typed::new(element, &gradient, offsets.0),
-            residual: Guarded::new(&residual, 77.0, offsets.1),
-            velocity: Guarded::new(&velocity, 77.0, offsets.1),
-            momentum,
-            clamp,
-        },
-    )
+    (numbers, 1usize..200, elements(), momenta(), clamp, (0usize..4, 0usize..4, any::<bool>()))
+        .prop_map(|((gradient, residual, velocity), chunk, element, momentum, clamp, offsets)| {
+            Device {
+                grid: Grid { elements: residual.len(), chunk: chunk.min(residual.len().max(1)) },
+                element,
+                gradient: Typed::new(element, &gradient, offsets.0),
+                residual: Guarded::new(&residual, 77.0, offsets.1),
+                velocity: Guarded::new(&velocity, 77.0, offsets.1),
+                momentum,
+                clears_velocity: offsets.2,
+                clamp,
+            }
+        })
 }
 
 /// A host with chunks that are longer than a tile, or than all that registers hold. Its numbers are
@@ -415,22 +421,13 @@ fn large_devices() -> impl Strategy<Value = Device> {
                 residual: Guarded::new(&random.numbers(elements), 77.0, 0),
                 velocity: Guarded::new(&random.numbers(elements), 77.0, 0),
                 momentum,
+                clears_velocity: seed % 2 == 0,
                 clamp: f32::MAX,
             }
         })
 }
 
-/// xorshift64: numbers that repeat with their seed.
-struct Random(u64);
-
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
     /// Of both signs and of sizes that differ by thousands, so that sums round.
     fn numbers(&mut self, count: usize) -> Vec<f32> {
         let mut number = || {
@@ -671,6 +668,7 @@ fn device_of(gradient: &[f32], velocity: &[f32]) -> Device {
         residual: Guarded::new(&vec![0.0; gradient.len()], 77.0, 0),
         velocity: Guarded::new(velocity, 77.0, 0),
         momentum: None,
+        clears_velocity: false,
         clamp: f32::MAX,
     }
 }

@@ -220,14 +220,14 @@ __device__ __forceinline__ float corrected(float factor, bool nesterov, float ve
 
 // --- accumulate ----------------------------------------------------------------------------------
 
-// A norm is a sum of 32 sums: the CPU has 32 lanes, and lane `l` adds the elements l, l + 32, l +
-// 64 and so on, one after the other. To come to the same bits these 32 chains of additions must be
-// kept, so one warp adds up all of a chunk, lane by lane. That is no hindrance: the block goes
-// through its chunk by tiles; all its threads calculate, and leave the magnitudes of a tile in
-// shared memory, where the first warp finds those of the residual and the second those of the
-// gradient. What the tile after it needs is on its way from memory meanwhile: adding up a tile of
-// 4096 takes some 600 cycles, and bringing one in takes several times as long on every GPU of the
-// table in docs/gpu.md.
+// A norm is a sum of 32 sums: the CPU has 32 lanes, and each adds every 32nd element, one after the
+// other. To come to the same bits these 32 chains of additions must be kept, so one warp adds up
+// all of a chunk, lane by lane. That is no hindrance: the block goes through its chunk by tiles;
+// all its threads calculate, and leave the magnitudes of a tile in shared memory, where the first
+// warp finds those of the residual and the second those of the gradient. What the tile after it
+// needs is on its way from memory meanwhile: adding up a tile takes less than 1000 cycles (4096 /
+// 32 additions one after the other), and the bytes of one take more than 2000 on every GPU of the
+// table in docs/gpu.md when all multiprocessors ask for theirs.
 //
 // Residual and velocity must stay as they were if anything in the chunk is infinite or NaN, and
 // that is known at its end only. So nothing of them is written before, and the new values wait in

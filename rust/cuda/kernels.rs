@@ -119,9 +119,9 @@ impl Launch {
     }
 
     fn new(x: usize, y: usize, threads: u32) -> Launch {
-        // More than a grid can have is more than any memory holds; y is a number of parts that take
-        // turns, so it can be fewer.
-        let (x, y) = (x.min(MAX_X) as u32, y.clamp(1, MAX_Y) as u32);
+        assert!(x <= MAX_X, "gflow: {x} chunks are too many for a GPU: choose a larger chunk");
+        // A number of parts that take turns, so it can be fewer.
+        let (x, y) = (x as u32, y.clamp(1, MAX_Y) as u32);
         Launch { grid: (x, y, 1), block: (threads, 1, 1), shared: 0 }
     }
 }
@@ -147,11 +147,16 @@ pub fn unpack(grid: Grid) -> Launch {
 }
 
 pub fn add_velocity(elements: usize) -> Launch {
-    Launch::new(elements.div_ceil(ELEMENTS_PER_BLOCK), 1, STREAM_THREADS)
+    stream(elements)
 }
 
 pub fn rescale(elements: usize) -> Launch {
-    Launch::new(elements.div_ceil(ELEMENTS_PER_BLOCK), 1, STREAM_THREADS)
+    stream(elements)
+}
+
+/// Blocks that take turns with all elements.
+fn stream(elements: usize) -> Launch {
+    Launch::new(elements.div_ceil(ELEMENTS_PER_BLOCK).min(MAX_X), 1, STREAM_THREADS)
 }
 
 fn parts(grid: Grid) -> usize {
