@@ -115,7 +115,7 @@ def _link(library: Path, objects: list[Path], more: list[str]) -> None:
         return
     unfinished = library.with_suffix(".new")
     command = [os.environ.get("CXX", "g++"), "-shared", "-pthread", f"-Wl,-soname,{library.name}"]
-    command += ["-Wl,-z,defs", "-Wl,-Bsymbolic", *map(str, objects), *more, "-o", str(unfinished)]
+    command += ["-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,-Bsymbolic", *map(str, objects), *more, "-o", str(unfinished)]
     subprocess.run(command, check=True)
     # In one step: a process that has loaded the old one keeps it.
     unfinished.rename(library)

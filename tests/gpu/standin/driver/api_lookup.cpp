@@ -80,3 +80,10 @@ CUDA_ENTRY cuGetProcAddress(const char* symbol, void** function, int, cuuint64_t
   }
   return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
+
+// Tables of functions that NVIDIA's own libraries use between themselves. NVRTC asks for one as
+// soon as it can load a driver, and takes a refusal well, but not that the function is missing.
+CUDA_ENTRY cuGetExportTable(const void** table, const CUuuid*) {
+  *table = nullptr;
+  return CUDA_ERROR_NOT_SUPPORTED;
+}

@@ -16,12 +16,12 @@ namespace {
 std::atomic<pid_t> initialised_in{0};
 std::atomic<uint64_t> waits{0};
 
+}  // namespace
+
 std::string without_version(std::string function) {
   size_t at = function.rfind("_v");
   return at == std::string::npos ? function : function.substr(0, at);
 }
-
-}  // namespace
 
 CUresult begin_driver() {
   pid_t nobody = 0;

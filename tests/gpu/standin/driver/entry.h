@@ -5,6 +5,7 @@
 #include <cuda.h>
 
 #include <memory>
+#include <string>
 
 #include "device.h"
 #include "exported.h"
@@ -18,6 +19,9 @@ enum class Needs {
   // And a context is current in the calling thread, on a device that has had no fault.
   Context,
 };
+
+// The name of a function as programs write it, "cuMemAlloc" for cuMemAlloc_v2.
+std::string without_version(std::string function);
 
 // CUDA_SUCCESS if the function may go on.
 CUresult enter(const char* function, Needs needs);

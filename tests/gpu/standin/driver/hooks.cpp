@@ -21,7 +21,7 @@ EXPORTED void standin_clear() {
 }
 
 EXPORTED void standin_fail_next(const char* function, int code) {
-  standin::order_failure(function, code);
+  standin::order_failure(standin::without_version(function), code);
 }
 
 EXPORTED void standin_delay_streams(int microseconds) { standin::delay_streams(microseconds); }

@@ -100,6 +100,9 @@ void Stream::live() {
     queue_.pop_front();
     lock.unlock();
     sleep_a_little();
+    lock.lock();
+    changed_.wait(lock, [this] { return !is_frozen_; });
+    lock.unlock();
     perform(work);
     // What it holds may be the last of something, and goes before the end is told.
     work = {};

@@ -107,6 +107,9 @@ ncclResult_t queue(ncclComm_t handle, cudaStream_t stream, const Operation& oper
   if (operation.root < 0 || operation.root >= communicator->ranks()) {
     return refuse(ncclInvalidArgument, "there is no rank " + std::to_string(operation.root));
   }
+  if (communicator->is_over()) {
+    return refuse(ncclInvalidUsage, "the communicator has been finalised");
+  }
   if (ncclResult_t error = communicator->error(); error != ncclSuccess) {
     return refuse(error, communicator->last_error());
   }

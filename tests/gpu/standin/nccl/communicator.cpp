@@ -47,7 +47,6 @@ void Communicator::finish(uint64_t turn) {
 ncclResult_t Communicator::connect(const std::function<void()>& how) {
   try {
     how();
-    has_left_.resize(ranks_);
     error_ = ncclSuccess;
     return ncclSuccess;
   } catch (const Refused& refused) {
@@ -63,13 +62,19 @@ ncclResult_t Communicator::connect(const std::function<void()>& how) {
   return error_;
 }
 
+void Communicator::set_mesh(Mesh mesh) {
+  std::lock_guard lock(mutex_);
+  mesh_ = std::move(mesh);
+  has_left_.assign(ranks_, false);
+}
+
 ncclResult_t Communicator::join(const Meeting& meeting) {
   return connect([&] {
     Socket listener = Socket::listen(own_address());
     Member self{rank_, ranks_, device_, process_number(), listener.address()};
     auto members = meet(meeting, self, alarm_);
     token_ = meeting.token;
-    mesh_ = standin::connect(members, rank_, token_, listener, alarm_);
+    set_mesh(standin::connect(members, rank_, token_, listener, alarm_));
   });
 }
 
@@ -111,8 +116,9 @@ ncclResult_t Communicator::split(int color, int key, std::shared_ptr<Communicato
   }
   made = std::make_shared<Communicator>(rank, static_cast<int>(members.size()), device_);
   made->token_ = token_ * 31 + number * 1009 + static_cast<uint64_t>(color);
-  return made->connect(
-      [&] { made->mesh_ = standin::connect(members, rank, made->token_, listener, made->alarm_); });
+  return made->connect([&] {
+    made->set_mesh(standin::connect(members, rank, made->token_, listener, made->alarm_));
+  });
 }
 
 void Communicator::take_part(const Turn& turn, const std::function<void()>& operation) {
@@ -190,7 +196,9 @@ void Communicator::leave() {
       return;
     }
   }
+  std::lock_guard lock(mutex_);
   mesh_ = {};
+  is_over_ = true;
 }
 
 void Communicator::abort() {

@@ -62,7 +62,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void leave();
   // Everything that waits returns, and nothing works any more.
   void abort();
-  bool is_aborted() const { return is_aborted_; }
+  // Whether it has left.
+  bool is_over() const { return is_over_; }
 
   // Of ncclCommGetAsyncError. Only the first one counts.
   ncclResult_t error() const { return error_; }
@@ -72,6 +73,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
  private:
   ncclResult_t connect(const std::function<void()>& how);
+  void set_mesh(Mesh mesh);
   void finish(uint64_t turn);
 
   int rank_;
@@ -85,6 +87,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   std::atomic<ncclResult_t> error_{ncclSuccess};
   std::atomic<bool> is_aborted_{false};
+  std::atomic<bool> is_over_{false};
   std::mutex mutex_;
   std::condition_variable changed_;
   uint64_t called_ = 0;

@@ -25,7 +25,7 @@ struct Greeting {
 };
 
 uint64_t random_number() {
-  static std::random_device device;
+  std::random_device device;
   return (uint64_t{device()} << 32) | device();
 }
 
