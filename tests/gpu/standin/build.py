@@ -42,10 +42,10 @@ class Paths:
 
 def build(folder: Path | str | None = None) -> Paths:
     """Builds both libraries into the folder, unless they are there and up to date."""
-    folder = Path(folder) if folder else REPOSITORY / "target" / "standin"
+    folder = Path(folder or REPOSITORY / "target" / "standin").resolve()
     objects = folder / "objects"
     objects.mkdir(parents=True, exist_ok=True)
-    paths = Paths(folder.resolve(), folder.resolve() / "libcuda.so.1", folder.resolve() / "libnccl.so.2")
+    paths = Paths(folder, folder / "libcuda.so.1", folder / "libnccl.so.2")
     with (folder / "lock").open("w") as lock:
         # Several test processes may want it at once.
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -114,9 +114,10 @@ def _link(library: Path, objects: list[Path], more: list[str]) -> None:
     if library.exists() and library.stat().st_mtime_ns >= newest:
         return
     unfinished = library.with_suffix(".new")
-    command = [os.environ.get("CXX", "g++"), "-shared", "-pthread", f"-Wl,-soname,{library.name}"]
-    command += ["-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,-Bsymbolic", *map(str, objects), *more, "-o", str(unfinished)]
-    subprocess.run(command, check=True)
+    # Threads run in it, so it stays when a program thinks that it is done with it.
+    options = [f"-Wl,-soname,{library.name}", "-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,-Bsymbolic"]
+    command = [os.environ.get("CXX", "g++"), "-shared", "-pthread", *options]
+    subprocess.run([*command, *map(str, objects), *more, "-o", str(unfinished)], check=True)
     # In one step: a process that has loaded the old one keeps it.
     unfinished.rename(library)
 
