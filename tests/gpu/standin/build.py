@@ -89,20 +89,20 @@ def _compile_one(source: Path, headers: list[str], objects: Path) -> Path:
     depends = objects / f"{name}.d"
     stamp = objects / f"{name}.stamp"
     made = objects / f"{name}.o"
-    if made.exists() and stamp.exists() and stamp.read_text() == _fingerprint(depends):
+    if made.exists() and stamp.exists() and stamp.read_text() == _fingerprint(source, depends):
         return made
     command = [os.environ.get("CXX", "g++"), *FLAGS, *headers, "-MMD", "-MF", str(depends)]
     subprocess.run([*command, "-c", str(source), "-o", str(made)], check=True)
-    stamp.write_text(_fingerprint(depends))
+    stamp.write_text(_fingerprint(source, depends))
     return made
 
 
-def _fingerprint(depends: Path) -> str:
-    """Of the contents of all that a source includes, but for the headers of the system."""
+def _fingerprint(source: Path, depends: Path) -> str:
+    """Of where a source is and all that it includes, but for the headers of the system."""
     if not depends.exists():
         return ""
     files = depends.read_text().replace("\\\n", " ").split(":", 1)[1].split()
-    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    digest = hashlib.sha256(" ".join([*FLAGS, str(source)]).encode())
     for file in sorted(set(files)):
         path = Path(file)
         digest.update(path.read_bytes() if path.exists() else b"gone")
