@@ -173,8 +173,9 @@ impl<'a> Program<'a> {
         let status = unsafe {
             (functions.compile)(program.handle, options.len() as c_int, options.as_ptr())
         };
-        let log = program.bytes("nvrtcGetProgramLog", &functions.log_bytes, &functions.log)?;
-        let log = String::from_utf8_lossy(&log).trim_end_matches('\0').to_string();
+        // A log that cannot be had must not hide what it would be about.
+        let log = program.bytes("nvrtcGetProgramLog", &functions.log_bytes, &functions.log);
+        let log = String::from_utf8_lossy(&log.unwrap_or_default()).replace('\0', "");
         if status == COMPILATION {
             return Err(Fault(format!(
                 "NVRTC {} ({}) did not compile the kernels: {}",
