@@ -59,6 +59,10 @@ demo: build
 test: build
 	@echo "gflow: Rust tests"
 	cargo test --release --locked --quiet --lib
+	@echo "gflow: the CUDA kernels, compiled for every kind of GPU (no GPU is needed)"
+	GFLOW_CACHE=$(CURDIR)/target/kernels \
+		LD_LIBRARY_PATH="$$($(BIN)/python tools/nvrtc_folder.py)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" \
+		cargo test --release --locked --quiet --lib -- --ignored nvrtc
 	@echo "gflow: models of the code without locks (loom)"
 	LOOM_MAX_PREEMPTIONS=3 RUSTFLAGS="--cfg loom" \
 		cargo test --locked --quiet --lib --target-dir target/loom model
@@ -87,7 +91,8 @@ lint: .venv/.dev
 	cargo clippy --release --locked --all-targets --quiet -- -D warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror $$(find csrc torch_plugin -name '*.cpp' -o -name '*.[ch]')
+	$(BIN)/clang-format --dry-run --Werror \
+		$$(find csrc rust torch_plugin tests -name '*.cpp' -o -name '*.[ch]' -o -name '*.cu')
 
 wheel: .venv/.dev
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .

@@ -11,6 +11,7 @@ pub mod arithmetic;
 pub mod bridge;
 pub mod collective;
 pub mod compress;
+pub mod cuda;
 pub mod engine;
 pub mod error;
 pub mod fork;

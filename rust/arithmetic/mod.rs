@@ -18,6 +18,8 @@ pub(crate) mod number;
 mod operation;
 #[cfg(target_arch = "x86_64")]
 mod packed;
+#[cfg(test)]
+pub(crate) mod random;
 pub mod reducer;
 pub(crate) mod sixteen;
 mod tile;

@@ -72,6 +72,7 @@ impl Reducer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arithmetic::random::Random;
     use half::{bf16, f16};
     use proptest::prelude::*;
 
@@ -174,17 +175,7 @@ mod tests {
         bytes
     }
 
-    /// xorshift: fast enough to make every element of every case.
-    struct Random(u64);
-
     impl Random {
-        fn next(&mut self) -> u64 {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            self.0
-        }
-
         /// An element of any bits, an ordinary number, or a special one.
         fn element(&mut self, element: Element) -> Vec<u8> {
             let ordinary = (self.next() as i32) as f64 / 1e8;
