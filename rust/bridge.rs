@@ -5,7 +5,7 @@
 //! errors with their message. Nothing is decided here.
 
 use crate::collective::assembly::{Assembled, Census, assemble};
-use crate::collective::call::{self, Call, Kind, View};
+use crate::collective::call::{self, Call, Kind, OnDevice, View};
 use crate::collective::hosts;
 use crate::collective::span::{Memory, Span};
 use crate::collective::topology::Topology;
@@ -46,6 +46,10 @@ mod ffi {
         layout: u64,
         bytes: u64,
         timeout_ms: u64,
+        /// The device that the tensors are on; -1 for the memory of the host.
+        device: i32,
+        /// The raw handle of the stream that the caller's work on them is on.
+        stream: u64,
         complaint: String,
         sends: Vec<u64>,
         receives: Vec<u64>,
@@ -140,7 +144,15 @@ mod ffi {
         compression: Compression,
     }
 
-    /// The memory of one tensor.
+    /// Something that was looked for on this machine, for `gflow doctor`.
+    struct Finding {
+        what: String,
+        /// What was found, or why it was not.
+        found: String,
+        is_there: bool,
+    }
+
+    /// The memory of one tensor: of the host, or of the device that the call names.
     struct TensorSpan {
         address: usize,
         bytes: usize,
@@ -176,6 +188,8 @@ mod ffi {
         type Group;
         fn join_group(door: Box<Door>, membership: &Membership) -> Result<Box<Group>>;
         fn notice(self: &Group) -> String;
+        fn compresses(self: &Group) -> bool;
+        fn open_device(self: &Group, device: i32, stream: u64) -> Result<()>;
         fn submit(
             self: &Group,
             call: CallDescription,
@@ -221,6 +235,7 @@ mod ffi {
 
         unsafe fn prefer_huge_pages(address: *mut u8, bytes: usize);
         fn dtype_name(code: u8) -> Result<String>;
+        fn look_for_gpus() -> Result<Vec<Finding>>;
         fn close_all_groups() -> Result<()>;
         fn before_fork();
         fn after_fork_in_parent();
@@ -382,6 +397,18 @@ fn unreachable_ranks(
 impl Group {
     fn notice(&self) -> String {
         self.notice.clone()
+    }
+
+    /// Whether gradients that cross hosts are compressed. If so, every all-reduce of one dense
+    /// tensor on a device comes here, else none does.
+    fn compresses(&self) -> bool {
+        self.compresses
+    }
+
+    /// Makes a device ready, once, before its first call. The exchanges go on `stream`, a raw
+    /// handle that stays valid as long as the group. It waits for no other rank.
+    fn open_device(&self, device: i32, stream: u64) -> Result<()> {
+        guard(|| self.engine.open_device(device, stream))
     }
 
     fn submit(
@@ -587,12 +614,16 @@ fn read_call(call: ffi::CallDescription) -> Result<Call> {
         tensors: call.tensors,
         numel: call.numel,
         layout: call.layout,
+        // The engine knows which of this rank's devices it is.
+        lane: 0,
     };
     Ok(Call {
         view,
         gradient: call.gradient,
         bucket: call.bucket,
         bytes: call.bytes,
+        on_device: (call.device >= 0)
+            .then_some(OnDevice { device: call.device, stream: call.stream }),
         sends: call.sends,
         receives: call.receives,
         complaint: match call.complaint.as_str() {
@@ -615,6 +646,11 @@ unsafe fn prefer_huge_pages(address: *mut u8, bytes: usize) {
 /// The Python name of a torch type, for messages that C++ writes.
 fn dtype_name(code: u8) -> Result<String> {
     guard(|| Ok(call::dtype_name(code)))
+}
+
+/// What the GPU path needs, and whether it is on this machine.
+fn look_for_gpus() -> Result<Vec<ffi::Finding>> {
+    guard(|| Err(Error::Operation("gflow: the GPU path is not in this build yet".into())))
 }
 
 /// Closes whatever groups are still open. For the end of the interpreter.

@@ -140,6 +140,12 @@ impl Engine {
         Ok(Engine { shared, interrupt, process, closed: AtomicBool::new(false) })
     }
 
+    /// Makes a device ready for collectives whose tensors are there.
+    pub fn open_device(&self, device: i32, _stream: u64) -> Result<()> {
+        self.check_usable()?;
+        Err(Error::Operation(format!("gflow: device {device} cannot be used in this build yet")))
+    }
+
     /// Queues a collective and returns its number in the group.
     pub fn submit(&self, call: Call, operation: Arc<dyn Operation>) -> Result<u64> {
         self.refuse_forks()?;
