@@ -18,8 +18,11 @@ pub fn compiled(architecture: (u32, u32)) -> Result<Vec<u8>> {
     let nvrtc = Nvrtc::get()?;
     let target = target_for(architecture, &nvrtc.architectures).ok_or_else(|| {
         let (major, minor) = architecture;
-        let supported: Vec<String> =
-            nvrtc.architectures.iter().map(|known| format!("{}.{}", known / 10, known % 10)).collect();
+        let supported: Vec<String> = nvrtc
+            .architectures
+            .iter()
+            .map(|known| format!("{}.{}", known / 10, known % 10))
+            .collect();
         Fault(format!(
             "the GPU is of compute capability {major}.{minor}, and NVRTC {} ({}) compiles for {} \
              only. Install a torch that is built for this GPU",

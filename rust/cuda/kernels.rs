@@ -68,7 +68,8 @@ pub enum Kernel {
 impl Kernel {
     /// Every kernel there is.
     pub fn all() -> impl Iterator<Item = Kernel> {
-        let of_one = |float| [Kernel::Accumulate(float), Kernel::Pack(float), Kernel::AddVelocity(float)];
+        let of_one =
+            |float| [Kernel::Accumulate(float), Kernel::Pack(float), Kernel::AddVelocity(float)];
         let of_two = |wire| Float::ALL.map(|gradient| Kernel::Unpack { wire, gradient });
         let floats = || Float::ALL.into_iter();
         let others = [Kernel::Select, Kernel::Rescale];

@@ -38,10 +38,7 @@ const NCCL: Wanted = Wanted {
 /// The wheels for CUDA 12 and 13 have different folders.
 const NVRTC: Wanted = Wanted {
     what: "NVRTC, the compiler of CUDA kernels,",
-    copies: &[
-        ("libnvrtc.so.13", "nvidia/cu13/lib"),
-        ("libnvrtc.so.12", "nvidia/cuda_nvrtc/lib"),
-    ],
+    copies: &[("libnvrtc.so.13", "nvidia/cu13/lib"), ("libnvrtc.so.12", "nvidia/cuda_nvrtc/lib")],
     advice: "Install a torch that is built for CUDA; its wheel brings NVRTC along",
 };
 

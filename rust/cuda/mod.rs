@@ -14,6 +14,10 @@ pub mod event;
 pub mod exchange;
 pub mod fault;
 pub mod findings;
+#[cfg(test)]
+mod host_kernels;
+#[cfg(test)]
+mod kernel_tests;
 pub mod kernels;
 pub mod lane;
 pub mod launcher;

@@ -92,7 +92,12 @@ impl Nvrtc {
     }
 
     /// The image (a CUBIN) that comes of the source with these options, and the compiler's log.
-    pub fn compile(&self, source: &str, name: &CStr, options: &[String]) -> Result<(Vec<u8>, String)> {
+    pub fn compile(
+        &self,
+        source: &str,
+        name: &CStr,
+        options: &[String],
+    ) -> Result<(Vec<u8>, String)> {
         let no_zero = |text: &str| {
             CString::new(text).map_err(|_| Fault("a zero byte in what is compiled".to_string()))
         };
@@ -111,7 +116,8 @@ impl Nvrtc {
             let count = options.len() as c_int;
             (self.functions.compile)(program.handle, count, options.as_ptr())
         };
-        let log = program.bytes("nvrtcGetProgramLog", &self.functions.log_bytes, &self.functions.log);
+        let log =
+            program.bytes("nvrtcGetProgramLog", &self.functions.log_bytes, &self.functions.log);
         let log = log.map(|log| String::from_utf8_lossy(&log).trim_end_matches('\0').to_string());
         if status == COMPILATION {
             return Err(Fault(format!(
