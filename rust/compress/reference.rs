@@ -24,6 +24,8 @@ pub(crate) struct Method<'a> {
     pub count: usize,
     pub wire: Wire,
     pub momentum: Option<Momentum>,
+    /// Whether a chunk that is sent takes its velocity along.
+    pub clears_velocity: bool,
     /// The type of the gradient.
     pub element: Element,
     /// How so many bytes on the wire are cut for the ring: as many ranges as ranks, or several
@@ -86,7 +88,7 @@ pub(crate) fn step(method: &Method, before: &[Rank]) -> Step {
                 continue;
             }
             pack(&mut rank.residual[range.clone()], *scale, method.wire, sent);
-            if method.momentum.is_some() {
+            if method.momentum.is_some() && method.clears_velocity {
                 rank.velocity[range].fill(0.0);
             }
         }

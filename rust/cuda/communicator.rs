@@ -46,7 +46,13 @@ impl Communicator {
     ///
     /// # Safety
     /// The memory is this device's, and valid when the stream gets there: so in all of these.
-    pub unsafe fn all_reduce(&self, memory: u64, count: usize, kind: Kind, stream: &Stream) -> Result<()> {
+    pub unsafe fn all_reduce(
+        &self,
+        memory: u64,
+        count: usize,
+        kind: Kind,
+        stream: &Stream,
+    ) -> Result<()> {
         // SAFETY: the caller's promise.
         self.call(|handle| unsafe {
             self.nccl.all_reduce(memory, count, kind, (handle, raw(stream)))
@@ -57,7 +63,14 @@ impl Communicator {
     ///
     /// # Safety
     /// As for [`Communicator::all_reduce`].
-    pub unsafe fn reduce_scatter(&self, memory: u64, own: u64, each: usize, kind: Kind, stream: &Stream) -> Result<()> {
+    pub unsafe fn reduce_scatter(
+        &self,
+        memory: u64,
+        own: u64,
+        each: usize,
+        kind: Kind,
+        stream: &Stream,
+    ) -> Result<()> {
         // SAFETY: the caller's promise.
         self.call(|handle| unsafe {
             self.nccl.reduce_scatter(memory, own, each, kind, (handle, raw(stream)))
@@ -68,7 +81,14 @@ impl Communicator {
     ///
     /// # Safety
     /// As for [`Communicator::all_reduce`].
-    pub unsafe fn all_gather(&self, memory: u64, own: u64, each: usize, kind: Kind, stream: &Stream) -> Result<()> {
+    pub unsafe fn all_gather(
+        &self,
+        memory: u64,
+        own: u64,
+        each: usize,
+        kind: Kind,
+        stream: &Stream,
+    ) -> Result<()> {
         // SAFETY: the caller's promise.
         self.call(|handle| unsafe {
             self.nccl.all_gather(memory, own, each, kind, (handle, raw(stream)))
@@ -79,13 +99,22 @@ impl Communicator {
     ///
     /// # Safety
     /// As for [`Communicator::all_reduce`].
-    pub unsafe fn reduce_parts(&self, parts: &[(u64, usize)], kind: Kind, stream: &Stream) -> Result<()> {
+    pub unsafe fn reduce_parts(
+        &self,
+        parts: &[(u64, usize)],
+        kind: Kind,
+        stream: &Stream,
+    ) -> Result<()> {
         self.call(|handle| {
             self.nccl.group(|| {
-                parts.iter().enumerate().filter(|(_, part)| part.1 > 0).try_for_each(|(root, part)| {
-                    // SAFETY: the caller's promise.
-                    unsafe { self.nccl.reduce(part.0, part.1, kind, root, (handle, raw(stream))) }
-                })
+                parts.iter().enumerate().filter(|(_, part)| part.1 > 0).try_for_each(
+                    |(root, part)| {
+                        // SAFETY: the caller's promise.
+                        unsafe {
+                            self.nccl.reduce(part.0, part.1, kind, root, (handle, raw(stream)))
+                        }
+                    },
+                )
             })
         })
     }
@@ -94,13 +123,22 @@ impl Communicator {
     ///
     /// # Safety
     /// As for [`Communicator::all_reduce`].
-    pub unsafe fn broadcast_parts(&self, parts: &[(u64, usize)], kind: Kind, stream: &Stream) -> Result<()> {
+    pub unsafe fn broadcast_parts(
+        &self,
+        parts: &[(u64, usize)],
+        kind: Kind,
+        stream: &Stream,
+    ) -> Result<()> {
         self.call(|handle| {
             self.nccl.group(|| {
-                parts.iter().enumerate().filter(|(_, part)| part.1 > 0).try_for_each(|(root, part)| {
-                    // SAFETY: the caller's promise.
-                    unsafe { self.nccl.broadcast(part.0, part.1, kind, root, (handle, raw(stream))) }
-                })
+                parts.iter().enumerate().filter(|(_, part)| part.1 > 0).try_for_each(
+                    |(root, part)| {
+                        // SAFETY: the caller's promise.
+                        unsafe {
+                            self.nccl.broadcast(part.0, part.1, kind, root, (handle, raw(stream)))
+                        }
+                    },
+                )
             })
         })
     }

@@ -4,7 +4,7 @@
 
 use super::driver::{self, checked};
 use super::fault::Result;
-use cudarc::driver::result::{device, primary_ctx, ctx};
+use cudarc::driver::result::{ctx, device, primary_ctx};
 use cudarc::driver::sys::CUcontext;
 
 #[derive(Debug)]

@@ -125,8 +125,17 @@ impl Plan {
         let place = |(shard, chunk): (&'a Shard<'a>, &u32)| {
             let (chunks, count) = (small(shard.grid.chunks())?, small(shard.count)?);
             let chunk = *chunk;
-            let placed =
-                Placed { shard, chunk, chunks, count, norms, gradient_norms, chosen, slots, wire: wire_at };
+            let placed = Placed {
+                shard,
+                chunk,
+                chunks,
+                count,
+                norms,
+                gradient_norms,
+                chosen,
+                slots,
+                wire: wire_at,
+            };
             let each = u64::from(chunks) * four as u64;
             (norms, gradient_norms, slots) = (norms + each, gradient_norms + each, slots + each);
             chosen += u64::from(count) * four as u64;
@@ -140,6 +149,7 @@ impl Plan {
 
 /// A number as kernels take it.
 fn small(number: usize) -> Result<u32> {
-    u32::try_from(number)
-        .map_err(|_| Fault(format!("{number} is too large a number for a kernel: use smaller chunks")))
+    u32::try_from(number).map_err(|_| {
+        Fault(format!("{number} is too large a number for a kernel: use smaller chunks"))
+    })
 }

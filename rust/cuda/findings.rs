@@ -14,12 +14,16 @@ pub struct Finding {
 
 pub fn look() -> Vec<Finding> {
     let mut findings = vec![
-        finding("CUDA driver", driver::start().and_then(|()| driver::version()).map(|version| {
-            format!("for CUDA {}", driver::in_words(version))
-        })),
-        finding("NCCL", Nccl::get().map(|nccl| {
-            format!("{} ({})", nccl::in_words(nccl.version), nccl.origin)
-        })),
+        finding(
+            "CUDA driver",
+            driver::start()
+                .and_then(|()| driver::version())
+                .map(|version| format!("for CUDA {}", driver::in_words(version))),
+        ),
+        finding(
+            "NCCL",
+            Nccl::get().map(|nccl| format!("{} ({})", nccl::in_words(nccl.version), nccl.origin)),
+        ),
     ];
     let devices = driver::devices();
     findings.push(finding("GPUs", devices.clone().map(|count| count.to_string())));

@@ -24,9 +24,9 @@ impl Memory {
         let address = match bytes {
             0 => 0,
             // SAFETY: nothing is read of it before it was written, on this stream.
-            _ if has_pools => checked("cuMemAllocAsync", unsafe {
-                result::malloc_async(stream.handle(), bytes)
-            })?,
+            _ if has_pools => {
+                checked("cuMemAllocAsync", unsafe { result::malloc_async(stream.handle(), bytes) })?
+            }
             // SAFETY: as above.
             _ => checked("cuMemAlloc", unsafe { result::malloc_sync(bytes) })?,
         };

@@ -186,10 +186,17 @@ impl Nccl {
 
     /// # Safety
     /// The handle and the stream are valid, and the memory of the device is when the stream gets there.
-    pub unsafe fn all_reduce(&self, memory: u64, count: usize, kind: Kind, on: (Handle, Stream)) -> Result<()> {
+    pub unsafe fn all_reduce(
+        &self,
+        memory: u64,
+        count: usize,
+        kind: Kind,
+        on: (Handle, Stream),
+    ) -> Result<()> {
         let (from, to) = (memory as *const c_void, memory as *mut c_void);
         // SAFETY: the caller's promise.
-        let status = unsafe { (self.functions.all_reduce)(from, to, count, kind.0, SUM, on.0, on.1) };
+        let status =
+            unsafe { (self.functions.all_reduce)(from, to, count, kind.0, SUM, on.0, on.1) };
         self.check("ncclAllReduce", status, Some(on.0))
     }
 
@@ -197,10 +204,18 @@ impl Nccl {
     ///
     /// # Safety
     /// As for [`Nccl::all_reduce`], and there is as much memory for every rank.
-    pub unsafe fn reduce_scatter(&self, memory: u64, own: u64, each: usize, kind: Kind, on: (Handle, Stream)) -> Result<()> {
+    pub unsafe fn reduce_scatter(
+        &self,
+        memory: u64,
+        own: u64,
+        each: usize,
+        kind: Kind,
+        on: (Handle, Stream),
+    ) -> Result<()> {
         let (from, to) = (memory as *const c_void, own as *mut c_void);
         // SAFETY: the caller's promise.
-        let status = unsafe { (self.functions.reduce_scatter)(from, to, each, kind.0, SUM, on.0, on.1) };
+        let status =
+            unsafe { (self.functions.reduce_scatter)(from, to, each, kind.0, SUM, on.0, on.1) };
         self.check("ncclReduceScatter", status, Some(on.0))
     }
 
@@ -208,7 +223,14 @@ impl Nccl {
     ///
     /// # Safety
     /// As for [`Nccl::reduce_scatter`].
-    pub unsafe fn all_gather(&self, memory: u64, own: u64, each: usize, kind: Kind, on: (Handle, Stream)) -> Result<()> {
+    pub unsafe fn all_gather(
+        &self,
+        memory: u64,
+        own: u64,
+        each: usize,
+        kind: Kind,
+        on: (Handle, Stream),
+    ) -> Result<()> {
         let (from, to) = (own as *const c_void, memory as *mut c_void);
         // SAFETY: the caller's promise.
         let status = unsafe { (self.functions.all_gather)(from, to, each, kind.0, on.0, on.1) };
@@ -219,7 +241,14 @@ impl Nccl {
     ///
     /// # Safety
     /// As for [`Nccl::all_reduce`].
-    pub unsafe fn reduce(&self, memory: u64, count: usize, kind: Kind, root: usize, on: (Handle, Stream)) -> Result<()> {
+    pub unsafe fn reduce(
+        &self,
+        memory: u64,
+        count: usize,
+        kind: Kind,
+        root: usize,
+        on: (Handle, Stream),
+    ) -> Result<()> {
         let (from, to) = (memory as *const c_void, memory as *mut c_void);
         let root = number(root)?;
         // SAFETY: the caller's promise.
@@ -232,11 +261,19 @@ impl Nccl {
     ///
     /// # Safety
     /// As for [`Nccl::all_reduce`].
-    pub unsafe fn broadcast(&self, memory: u64, count: usize, kind: Kind, root: usize, on: (Handle, Stream)) -> Result<()> {
+    pub unsafe fn broadcast(
+        &self,
+        memory: u64,
+        count: usize,
+        kind: Kind,
+        root: usize,
+        on: (Handle, Stream),
+    ) -> Result<()> {
         let (from, to) = (memory as *const c_void, memory as *mut c_void);
         let root = number(root)?;
         // SAFETY: the caller's promise.
-        let status = unsafe { (self.functions.broadcast)(from, to, count, kind.0, root, on.0, on.1) };
+        let status =
+            unsafe { (self.functions.broadcast)(from, to, count, kind.0, root, on.0, on.1) };
         self.check("ncclBroadcast", status, Some(on.0))
     }
 

@@ -78,7 +78,12 @@ impl Stream {
     ///
     /// # Safety
     /// Both are memory of this device, valid when the stream gets there, and do not overlap.
-    pub(super) unsafe fn copy(&self, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> Result<()> {
+    pub(super) unsafe fn copy(
+        &self,
+        to: CUdeviceptr,
+        from: CUdeviceptr,
+        bytes: usize,
+    ) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
@@ -106,7 +111,12 @@ impl Stream {
     ///
     /// # Safety
     /// `to` is memory of this device, valid when the stream gets there, for as many elements.
-    pub(super) unsafe fn upload(&self, to: CUdeviceptr, from: Vec<f32>, limit: Duration) -> Result<()> {
+    pub(super) unsafe fn upload(
+        &self,
+        to: CUdeviceptr,
+        from: Vec<f32>,
+        limit: Duration,
+    ) -> Result<()> {
         if from.is_empty() {
             return Ok(());
         }
@@ -124,7 +134,12 @@ impl Stream {
     ///
     /// # Safety
     /// `from` is memory of this device, valid when the stream gets there, with as many elements.
-    pub(super) unsafe fn download(&self, from: CUdeviceptr, elements: usize, limit: Duration) -> Result<Vec<f32>> {
+    pub(super) unsafe fn download(
+        &self,
+        from: CUdeviceptr,
+        elements: usize,
+        limit: Duration,
+    ) -> Result<Vec<f32>> {
         // First: a stream that never gets there must not be left with memory that is gone.
         self.rest(limit)?;
         let mut numbers = vec![0.0; elements];

@@ -92,7 +92,12 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
 
     /// Something is about to be put on a stream, with `work`, which returns what is reached at its end.
     /// It is looked after from before that on: also putting it there may hang.
-    pub fn during(&self, what: T, deadline: Instant, work: impl FnOnce() -> Result<Event>) -> Result<()> {
+    pub fn during(
+        &self,
+        what: T,
+        deadline: Instant,
+        work: impl FnOnce() -> Result<Event>,
+    ) -> Result<()> {
         let mut state = self.lock();
         let number = state.next;
         state.next += 1;

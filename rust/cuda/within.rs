@@ -52,8 +52,8 @@ impl Parts<'_> {
     /// that faster than one part after the other.
     fn equal(&self) -> Option<(u64, usize)> {
         let first = self.ranges.first()?.len();
-        let are_equal = self.ranges.len() == self.ranks
-            && self.ranges.iter().all(|range| range.len() == first);
+        let are_equal =
+            self.ranges.len() == self.ranks && self.ranges.iter().all(|range| range.len() == first);
         let own = self.ranges.get(self.place).filter(|_| are_equal)?;
         Some((self.address + own.start as u64, first / self.element.bytes()))
     }

@@ -81,6 +81,7 @@ fn on_both(hosts: Vec<usize>, element: Element, momentum: Option<Momentum>) -> C
         element,
         wire: Wire::F32,
         chunk: 64,
+        density: gradient_tests::DENSITY,
         fusion_bytes: 30_000,
         momentum,
         in_arena: false,
@@ -171,7 +172,8 @@ fn skipped_steps_new_scales_poison_and_loaded_states_are_as_on_the_cpu() {
             let expected = gradient_tests::exchange(&case, &on_cpu, &gradients, None);
             let came = exchange(&case, &on_gpu, &gpus_of, &gradients);
             assert!(came == expected, "step {step} of {case:?}");
-            let (is_skipped, factor) = (matches!(step, 4 | 6), if step % 3 == 0 { 0.5 } else { 1.0 });
+            let (is_skipped, factor) =
+                (matches!(step, 4 | 6), if step % 3 == 0 { 0.5 } else { 1.0 });
             for group in [&on_cpu, &on_gpu] {
                 on_all(group, |_, gradients| gradients.take_note_of_step(is_skipped, factor))
                     .into_iter()
@@ -230,9 +232,8 @@ fn no_thread_waits_for_a_gpu_in_a_step() {
     for step in 0..6 {
         let before = standin.host_waits();
         let gradients = gradients(&case, step);
-        let begin = |rank: usize| {
-            gpu::begin(&case, &members[rank], &gpus[rank], &gradients[rank], true)
-        };
+        let begin =
+            |rank: usize| gpu::begin(&case, &members[rank], &gpus[rank], &gradients[rank], true);
         let pending: Vec<_> = (0..members.len()).flat_map(begin).collect();
         let pending: Vec<_> = pending.into_iter().map(gpu::Pending::settled).collect();
         let waits = standin.host_waits() - before;

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 pub(super) const WARMUP: u64 = 2;
-const DENSITY: f64 = 0.3;
+pub(super) const DENSITY: f64 = 0.3;
 /// Steps of one case, the exact ones among them.
 pub(super) const STEPS: u64 = 6;
 
@@ -31,6 +31,7 @@ pub(super) struct Case {
     pub element: Element,
     pub wire: Wire,
     pub chunk: usize,
+    pub density: f64,
     pub fusion_bytes: usize,
     pub momentum: Option<Momentum>,
     pub in_arena: bool,
@@ -54,17 +55,29 @@ pub(super) fn cases() -> impl Strategy<Value = Case> {
     let momentum = prop_oneof![
         2 => Just(None),
         1 => any::<bool>().prop_map(|nesterov| Some(Momentum { factor: 0.9, nesterov })),
+        1 => any::<bool>().prop_map(|nesterov| Some(Momentum { factor: 0.1, nesterov })),
     ];
     let buckets = prop::collection::vec(prop_oneof![1usize..40, 500usize..6000], 1..4);
     let fusion = prop_oneof![Just(0), Just(10_000), Just(usize::MAX)];
-    let sizes = (prop_oneof![1usize..5, 16usize..700], fusion);
+    let density = prop_oneof![2 => Just(DENSITY), 1 => Just(0.05)];
+    let sizes = (prop_oneof![1usize..5, 16usize..700], density, fusion);
     (hosts, buckets, element, wire, sizes, momentum, any::<bool>(), any::<u64>()).prop_map(
-        |(hosts, buckets, element, wire, (chunk, fusion_bytes), momentum, in_arena, seed)| Case {
+        |(
+            hosts,
+            buckets,
+            element,
+            wire,
+            (chunk, density, fusion_bytes),
+            momentum,
+            in_arena,
+            seed,
+        )| Case {
             hosts,
             buckets,
             element,
             wire,
             chunk,
+            density,
             fusion_bytes,
             momentum,
             in_arena,
@@ -76,7 +89,7 @@ pub(super) fn cases() -> impl Strategy<Value = Case> {
 
 impl Case {
     pub fn members(&self) -> Vec<Member> {
-        let schedule = Schedule { density: DENSITY, warmup_steps: WARMUP, ramp_steps: 0 };
+        let schedule = Schedule { density: self.density, warmup_steps: WARMUP, ramp_steps: 0 };
         let (chunk, wire, fusion_bytes) = (self.chunk, self.wire, self.fusion_bytes);
         let method = Method { schedule, chunk, wire, fusion_bytes };
         let gradients = || Gradients::new(Some(method.clone()), self.momentum);
@@ -288,9 +301,12 @@ fn compressed_step(case: &Case, kept: &mut [Vec<Kept>], place: usize, group: Ran
         let chunks = kept[0].gradient.len().div_ceil(case.chunk);
         let method = reference::Method {
             chunk: case.chunk,
-            count: count(chunks, DENSITY),
+            count: count(chunks, case.density),
             wire: case.wire,
             momentum: case.momentum,
+            // Of those in `cases` only a short momentum is old before it is sent, if little is.
+            clears_velocity: case.momentum.is_some_and(|momentum| momentum.factor < 0.5)
+                && case.density < 0.1,
             element: case.element,
             cut,
             keeps_what_hops_lose: !case.on_gpus,
@@ -412,6 +428,7 @@ pub(super) fn two_hosts(buckets: Vec<usize>) -> Case {
         element: Element::F32,
         wire: Wire::F16,
         chunk: 16,
+        density: DENSITY,
         fusion_bytes: usize::MAX,
         momentum: None,
         in_arena: false,
@@ -513,8 +530,7 @@ fn what_is_not_finite_reaches_all_ranks_and_stays_in_no_residual() {
 fn a_step_that_is_skipped_leaves_what_was_kept_as_it_was() {
     let case = two_hosts(vec![320, 64]);
     let members = case.members();
-    let kept =
-        |member: &Member| [1, 2].map(|bucket| kept_of(&member.engine, bucket).residual);
+    let kept = |member: &Member| [1, 2].map(|bucket| kept_of(&member.engine, bucket).residual);
     let all = |action: &dyn Fn(&mut Gradients)| {
         for member in &members {
             member.engine.with_gradients(Duration::from_secs(10), action).unwrap();

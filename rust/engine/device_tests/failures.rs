@@ -157,7 +157,9 @@ fn a_call_of_the_driver_or_of_nccl_that_fails_is_an_error_with_its_name_on_every
                 Err(error) => texts.push(error.to_string()),
             }
         }
-        texts.extend(members.iter().filter_map(|m| m.engine.check_usable().err()).map(|e| e.to_string()));
+        texts.extend(
+            members.iter().filter_map(|m| m.engine.check_usable().err()).map(|e| e.to_string()),
+        );
         assert!(texts.iter().any(|text| text.contains(function)), "{function}: {texts:?}");
         end(members);
         standin.clear();
@@ -174,10 +176,14 @@ fn ranks_that_cannot_meet_in_nccl_are_told_why() {
         let gpus = gpus(&members);
         standin.fail_next(function, NCCL_REMOTE_ERROR);
         let begun = begin(&case, &members, &gpus, BOUND);
-        let texts: Vec<_> = begun.iter().map(|one| one.as_ref().unwrap().outcome().unwrap()).collect();
+        let texts: Vec<_> =
+            begun.iter().map(|one| one.as_ref().unwrap().outcome().unwrap()).collect();
         // An id that nobody could make is known to all; who could not sit down tells the others.
         assert!(texts.iter().all(|text| text.contains(function)), "{texts:?}");
-        assert!(!is_at_all || texts.iter().all(|text| text.contains("GPU path of rank 0")), "{texts:?}");
+        assert!(
+            !is_at_all || texts.iter().all(|text| text.contains("GPU path of rank 0")),
+            "{texts:?}"
+        );
         end(members);
         standin.clear();
     }
@@ -243,7 +249,10 @@ fn ranks_whose_tensors_are_in_different_places_are_told_so_and_the_group_goes_on
     let pending: Vec<_> = members.iter().enumerate().flat_map(begin).collect();
     let texts: Vec<_> = pending.iter().map(|one| one.outcome().unwrap()).collect();
     for text in texts {
-        assert_has(&text, &["rank 0 called all_reduce", "on its GPU", "rank 1 called", "SUM as #4"]);
+        assert_has(
+            &text,
+            &["rank 0 called all_reduce", "on its GPU", "rank 1 called", "SUM as #4"],
+        );
     }
     exchange(&case, &members, &gpus, &gradients(&case, 9));
     standin.assert_clean();

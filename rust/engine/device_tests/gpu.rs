@@ -110,8 +110,17 @@ impl Operation for OnGpu {
 
 /// A tensor that is being exchanged.
 pub enum Pending {
-    OnGpu { stream: Arc<Stream>, memory: Memory, operation: Arc<OnGpu>, settled: Receiver<Option<String>>, _from: Bytes },
-    OnHost { tensor: Tensor, settled: Receiver<Option<String>> },
+    OnGpu {
+        stream: Arc<Stream>,
+        memory: Memory,
+        operation: Arc<OnGpu>,
+        settled: Receiver<Option<String>>,
+        _from: Bytes,
+    },
+    OnHost {
+        tensor: Tensor,
+        settled: Receiver<Option<String>>,
+    },
 }
 
 impl Pending {
@@ -137,8 +146,10 @@ impl Pending {
                 let mut bytes = vec![0u8; memory.bytes()];
                 let _entered = stream.context.enter().unwrap();
                 // SAFETY: the bytes stay until the stream was there.
-                unsafe { result::memcpy_dtoh_async(&mut bytes, memory.address(), stream.raw() as _) }
-                    .unwrap();
+                unsafe {
+                    result::memcpy_dtoh_async(&mut bytes, memory.address(), stream.raw() as _)
+                }
+                .unwrap();
                 stream.rest(LIMIT).unwrap();
                 bytes
             }
@@ -151,7 +162,8 @@ pub fn submit(gpu: &Gpu, member: &Member, call: Call, content: Bytes) -> Result<
     let memory = Memory::new(&gpu.stream, content.len(), true).unwrap();
     let entered = gpu.context.enter().unwrap();
     // SAFETY: the content stays with what is pending.
-    unsafe { result::memcpy_htod_async(memory.address(), &content, gpu.stream.raw() as _) }.unwrap();
+    unsafe { result::memcpy_htod_async(memory.address(), &content, gpu.stream.raw() as _) }
+        .unwrap();
     drop(entered);
     let span = Span { address: memory.address() as *mut u8, bytes: content.len() };
     let (sender, settled) = channel();

@@ -173,7 +173,7 @@ impl Path for DevicePath {
             .iter()
             .filter_map(|member| {
                 let bucket = means.buckets.get(&member.bucket.number)?;
-                shard_of(member, bucket, manner.method)
+                shard_of(member, bucket, manner)
             })
             .collect();
         let (mut room, mut sent) = (std::mem::take(&mut self.room), Vec::new());
@@ -226,7 +226,8 @@ fn make_room(
 }
 
 /// What this rank carries of a member, as the device sees it.
-fn shard_of<'a>(member: &Member, bucket: &'a Bucket, method: &Method) -> Option<Shard<'a>> {
+fn shard_of<'a>(member: &Member, bucket: &'a Bucket, manner: Manner) -> Option<Shard<'a>> {
+    let Manner { method, momentum } = manner;
     let shard = member.shard.as_ref()?;
     Some(Shard {
         gradient: shard.span.address as u64,
@@ -235,7 +236,7 @@ fn shard_of<'a>(member: &Member, bucket: &'a Bucket, method: &Method) -> Option<
         count: count(shard.grid.chunks(), member.density),
         residual: bucket.residual.on_device()?,
         velocity: bucket.velocity.on_device(),
-        clears_velocity: method.clears_velocity(member.density),
+        clears_velocity: momentum.is_some_and(|by| method.clears_velocity(member.density, by)),
     })
 }
 

@@ -59,9 +59,8 @@ impl Path for HostPath {
         let (reducer, _) = on_host(tensor);
         let Means { fabric, counters, deadline, .. } = means;
         let before = fabric.ring().map_or(0, |(ring, _)| ring.sent());
-        counters.time(Stage::Wire, || {
-            hosts::reduce_across(fabric, tensor.span, reducer, *deadline)
-        })?;
+        counters
+            .time(Stage::Wire, || hosts::reduce_across(fabric, tensor.span, reducer, *deadline))?;
         Ok(fabric.ring().map_or(0, |(ring, _)| ring.sent()) - before)
     }
 
@@ -94,18 +93,19 @@ impl Path for HostPath {
             .collect();
 
         let limit = deadline.saturating_duration_since(Instant::now());
-        counters.time(Stage::Accumulate, || {
-            for (_, number, _, shard) in &mut shards {
-                let bucket = buckets.entry(*number).or_default();
-                if *can_undo {
-                    bucket.keep()?;
+        counters
+            .time(Stage::Accumulate, || {
+                for (_, number, _, shard) in &mut shards {
+                    let bucket = buckets.entry(*number).or_default();
+                    if *can_undo {
+                        bucket.keep()?;
+                    }
+                    bucket.make_room(shard.elements(), true, momentum, &Home::Host, limit)?;
+                    shard.accumulate(bucket, momentum, room);
                 }
-                bucket.make_room(shard.elements(), true, momentum, &Home::Host, limit)?;
-                shard.accumulate(bucket, momentum, room);
-            }
-            Ok(())
-        })
-        .map_err(moved_from_device)?;
+                Ok(())
+            })
+            .map_err(moved_from_device)?;
 
         let own: Vec<f32> =
             shards.iter().flat_map(|(_, _, _, shard)| shard.norms.iter().copied()).collect();
@@ -127,7 +127,7 @@ impl Path for HostPath {
         let start = Instant::now();
         let mut parcel = Parcel::new(method.wire, *deadline, used.pop());
         for (member, number, density, shard) in &shards {
-            let clears = method.clears_velocity(*density);
+            let clears = momentum.is_some_and(|by| method.clears_velocity(*density, by));
             let bucket = buckets.entry(*number).or_default();
             for (range, scale) in shard.chosen() {
                 if parcel.is_full_for(range.len()) {

@@ -70,7 +70,9 @@ pub fn meet(
             Err(reason) => return Err(Failure::Garbled { rank, reason }),
         });
     }
-    let id = |seat: Option<Seat>, which: usize| match seat.map(|seat| (seat, shown[seat.maker][which])) {
+    let id = |seat: Option<Seat>, which: usize| match seat
+        .map(|seat| (seat, shown[seat.maker][which]))
+    {
         Some((seat, Some(id))) => Ok(Some((seat, id))),
         Some((seat, None)) => {
             let reason = "no id of the communicator that it makes".to_string();
@@ -161,7 +163,8 @@ fn decode(seq: u64, lane: u32, message: &[u8]) -> Result<Result<Ids, String>, St
         return Err(format!("{} bytes, expected the ids of communicators", message.len()));
     };
     let expected = encode(seq, lane, &Ok([None; 2]));
-    let (code, is_same) = (header[9], header[..9] == expected[..9] && header[10..] == expected[10..16]);
+    let (code, is_same) =
+        (header[9], header[..9] == expected[..9] && header[10..] == expected[10..16]);
     if !is_same {
         return Err(format!(
             "it is at something else while this rank opens its GPU for the group, in #{seq}"

@@ -366,7 +366,8 @@ fn left(deadline: Instant) -> Duration {
 
 /// Counts an exchange that is complete, for which this rank has sent so many bytes.
 fn count(counters: &GradientCounters, members: &[Member], sent: u64) {
-    let elements = |member: &Member| member.shard.as_ref().map_or(0, |shard| shard.sent_elements) as u64;
+    let elements =
+        |member: &Member| member.shard.as_ref().map_or(0, |shard| shard.sent_elements) as u64;
     let all: u64 = members.iter().map(elements).sum();
     for member in members {
         let shard = member.shard.as_ref();
