@@ -197,12 +197,14 @@ impl Engine {
 
     /// For tensors on a device: notes what the caller has put on its stream there so far, and which of
     /// this rank's devices it is.
-    fn arrive(&self, call: &mut Call) -> Result<Option<Arrival>> {
+    fn arrive(&self, call: &mut Call) -> Result<Option<Box<Arrival>>> {
         self.refuse_forks()?;
         let Some(at) = call.on_device else { return Ok(None) };
+        // First: why a group has failed is better to know than what its device says since.
+        self.shared.queue.check_open()?;
         let arrival = self.shared.devices.arrive(at)?;
         call.view.lane = arrival.lane.number;
-        Ok(Some(arrival))
+        Ok(Some(Box::new(arrival)))
     }
 
     /// The backward pass is over: gradients that are held back are exchanged, and somebody waits

@@ -159,7 +159,7 @@ fn make_ready(fabric: &Fabric, job: &Job) -> std::result::Result<Way, Option<Err
             .map(Arc::new)
             .map_err(|error| Some(Error::Operation(format!("no event descriptor: {error}"))))
     };
-    if let Some(Arrival { lane, mark }) = &job.arrival {
+    if let Some(Arrival { lane, mark }) = job.arrival.as_deref() {
         // Before anything touches the tensors: they are not there yet.
         lane.wait(mark).map_err(|fault| Some(Error::Operation(fault.0)))?;
         job.operation.prepare().map_err(Some)?;
