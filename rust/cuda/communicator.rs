@@ -2,11 +2,12 @@
 //! and the watchdog may abort it at any time, also while the worker is inside NCCL with it. After that
 //! nothing is begun with it any more.
 
+use super::context::Context;
 use super::fault::{Fault, Result};
 use super::nccl::{Handle, Kind, Nccl};
 use super::stream::Stream;
 use std::ffi::c_void;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How long an abort lets a call return that is under way. Such a call only puts something on a stream;
@@ -15,6 +16,7 @@ const CALL_LIMIT: Duration = Duration::from_millis(500);
 
 pub struct Communicator {
     nccl: &'static Nccl,
+    context: Arc<Context>,
     handle: Handle,
     state: Mutex<State>,
     changed: Condvar,
@@ -37,9 +39,10 @@ impl Communicator {
     /// Takes a communicator over.
     ///
     /// # Safety
-    /// The handle is valid, and nobody else uses it.
-    pub unsafe fn new(nccl: &'static Nccl, handle: Handle) -> Communicator {
-        Communicator { nccl, handle, state: Mutex::default(), changed: Condvar::new() }
+    /// The handle is valid, of a device of this context, and nobody else uses it.
+    pub unsafe fn new(nccl: &'static Nccl, context: &Arc<Context>, handle: Handle) -> Communicator {
+        let (state, changed) = Default::default();
+        Communicator { nccl, context: context.clone(), handle, state, changed }
     }
 
     /// The memory becomes the sum over all ranks.
@@ -157,6 +160,7 @@ impl Communicator {
         }
         let waited = self.changed.wait_timeout_while(state, CALL_LIMIT, |state| state.running > 0);
         drop(waited);
+        let _entered = self.context.enter();
         // SAFETY: no call begins any more; one that hangs in NCCL is what an abort is for. Where it
         // fails, there is nothing left to do.
         let _ = unsafe { self.nccl.abort(self.handle) };
@@ -169,6 +173,9 @@ impl Communicator {
     }
 
     fn call(&self, work: impl FnOnce(Handle) -> Result<()>) -> Result<()> {
+        // NCCL goes to its device and back to the thread's. A thread that is nowhere would end up on the
+        // first device, and take memory there for nothing.
+        let _entered = self.context.enter()?;
         let mut state = self.lock();
         if state.is_aborted {
             return Err(Fault("its communicator was aborted".to_string()));

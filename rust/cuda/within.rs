@@ -24,6 +24,9 @@ pub struct Parts<'a> {
 impl Parts<'_> {
     /// Sums every part on the rank that carries it.
     pub fn reduce(&self) -> Result<()> {
+        if self.are_empty() {
+            return Ok(());
+        }
         let (kind, stream) = (Kind::from(self.element), &self.lane.stream);
         match self.equal() {
             // SAFETY: the tensor belongs to the exchange until that is over, on this stream.
@@ -37,6 +40,9 @@ impl Parts<'_> {
 
     /// Brings every part to all ranks.
     pub fn hand_out(&self) -> Result<()> {
+        if self.are_empty() {
+            return Ok(());
+        }
         let (kind, stream) = (Kind::from(self.element), &self.lane.stream);
         match self.equal() {
             // SAFETY: as above.
@@ -56,6 +62,10 @@ impl Parts<'_> {
             self.ranges.len() == self.ranks && self.ranges.iter().all(|range| range.len() == first);
         let own = self.ranges.get(self.place).filter(|_| are_equal)?;
         Some((self.address + own.start as u64, first / self.element.bytes()))
+    }
+
+    fn are_empty(&self) -> bool {
+        self.ranges.iter().all(Range::is_empty)
     }
 
     fn parts(&self) -> Vec<(u64, usize)> {
