@@ -4,9 +4,8 @@
 
 use super::context::Context;
 use super::fault::{Fault, Result};
-use super::nccl::{Handle, Kind, Nccl};
+use super::nccl::{Handle, Nccl, On};
 use super::stream::Stream;
-use std::ffi::c_void;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -45,105 +44,9 @@ impl Communicator {
         Communicator { nccl, context: context.clone(), handle, state, changed }
     }
 
-    /// The memory becomes the sum over all ranks.
-    ///
-    /// # Safety
-    /// The memory is this device's, and valid when the stream gets there: so in all of these.
-    pub unsafe fn all_reduce(
-        &self,
-        memory: u64,
-        count: usize,
-        kind: Kind,
-        stream: &Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller's promise.
-        self.call(|handle| unsafe {
-            self.nccl.all_reduce(memory, count, kind, (handle, raw(stream)))
-        })
-    }
-
-    /// Of parts for all ranks, each of `each` elements, the own one becomes the sum.
-    ///
-    /// # Safety
-    /// As for [`Communicator::all_reduce`].
-    pub unsafe fn reduce_scatter(
-        &self,
-        memory: u64,
-        own: u64,
-        each: usize,
-        kind: Kind,
-        stream: &Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller's promise.
-        self.call(|handle| unsafe {
-            self.nccl.reduce_scatter(memory, own, each, kind, (handle, raw(stream)))
-        })
-    }
-
-    /// All parts become those of the ranks that own them.
-    ///
-    /// # Safety
-    /// As for [`Communicator::all_reduce`].
-    pub unsafe fn all_gather(
-        &self,
-        memory: u64,
-        own: u64,
-        each: usize,
-        kind: Kind,
-        stream: &Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller's promise.
-        self.call(|handle| unsafe {
-            self.nccl.all_gather(memory, own, each, kind, (handle, raw(stream)))
-        })
-    }
-
-    /// Each part, an address and a count of elements, becomes the sum on the rank of its position.
-    ///
-    /// # Safety
-    /// As for [`Communicator::all_reduce`].
-    pub unsafe fn reduce_parts(
-        &self,
-        parts: &[(u64, usize)],
-        kind: Kind,
-        stream: &Stream,
-    ) -> Result<()> {
-        self.call(|handle| {
-            self.nccl.group(|| {
-                parts.iter().enumerate().filter(|(_, part)| part.1 > 0).try_for_each(
-                    |(root, part)| {
-                        // SAFETY: the caller's promise.
-                        unsafe {
-                            self.nccl.reduce(part.0, part.1, kind, root, (handle, raw(stream)))
-                        }
-                    },
-                )
-            })
-        })
-    }
-
-    /// Each part becomes what it is on the rank of its position.
-    ///
-    /// # Safety
-    /// As for [`Communicator::all_reduce`].
-    pub unsafe fn broadcast_parts(
-        &self,
-        parts: &[(u64, usize)],
-        kind: Kind,
-        stream: &Stream,
-    ) -> Result<()> {
-        self.call(|handle| {
-            self.nccl.group(|| {
-                parts.iter().enumerate().filter(|(_, part)| part.1 > 0).try_for_each(
-                    |(root, part)| {
-                        // SAFETY: the caller's promise.
-                        unsafe {
-                            self.nccl.broadcast(part.0, part.1, kind, root, (handle, raw(stream)))
-                        }
-                    },
-                )
-            })
-        })
+    /// Puts something of NCCL's on a stream of its device.
+    pub fn put(&self, stream: &Stream, work: impl FnOnce(&Nccl, On) -> Result<()>) -> Result<()> {
+        self.call(|handle| work(self.nccl, On { handle, stream: stream.handle().cast() }))
     }
 
     /// What has gone wrong since, where nobody waited for it.
@@ -191,8 +94,4 @@ impl Communicator {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn raw(stream: &Stream) -> *mut c_void {
-    stream.handle().cast()
 }

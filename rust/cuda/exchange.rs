@@ -9,7 +9,7 @@ use super::communicator::Communicator;
 use super::fault::{Fault, Result};
 use super::kernels::largest_norm;
 use super::lane::Lane;
-use super::nccl::Kind;
+use super::nccl::{Elements, Kind};
 use super::numbers::Numbers;
 use super::room::Room;
 use crate::arithmetic::element::Element;
@@ -73,14 +73,18 @@ impl Exchange<'_> {
         for one in &placed {
             kernels.accumulate(stream, one, self.momentum, clamp)?;
         }
+        let kind = Kind::from(Element::F32);
+        let norms = Elements { address: first.norms, count: layout.chunks, kind };
         // SAFETY: the room is this lane's, and was made as large as the layout.
-        unsafe { across.all_reduce(first.norms, layout.chunks, Kind::from(Element::F32), stream) }?;
+        across.put(stream, |nccl, on| unsafe { nccl.all_reduce(norms, on) })?;
         for one in &placed {
             kernels.select(stream, one)?;
             kernels.pack(stream, one, *wire, clamp)?;
         }
+        let kind = Kind::from(*wire);
+        let sent = Elements { address: first.wire, count: layout.elements, kind };
         // SAFETY: as above.
-        unsafe { across.all_reduce(first.wire, layout.elements, Kind::from(*wire), stream) }?;
+        across.put(stream, |nccl, on| unsafe { nccl.all_reduce(sent, on) })?;
         for one in &placed {
             kernels.unpack(stream, one, *wire, self.is_first_host, clamp)?;
         }
