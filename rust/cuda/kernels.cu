@@ -245,6 +245,7 @@ const unsigned ACCUMULATE_THREADS = 512;
 const unsigned QUADS_IN_TILE = 2;
 const unsigned TILE = ACCUMULATE_THREADS * QUAD * QUADS_IN_TILE;
 const unsigned KEPT_TILES = 8;
+static_assert(QUADS_IN_TILE == 2, "two are copied by name below");
 
 // What the threads of a block share: the magnitudes of a tile of residual and gradient, and at last
 // the sums of both.
@@ -332,7 +333,7 @@ struct Accumulation {
     if (warp < 2) {
       const unsigned left = count - first;
       const unsigned rows = ((left < TILE ? left : TILE) + WARP - 1) / WARP;
-#pragma unroll 8
+#pragma unroll 16
       for (unsigned row = 0; row < rows; ++row) {
         chain += shared.magnitudes[warp][row * WARP + lane];
       }
@@ -377,16 +378,17 @@ __device__ __forceinline__ void accumulate(Shared& shared, G* gradient, float* r
       kept[index][quad] = load_whole(kept_of + index * TILE + Work::place(quad));
     }
   }
+  // What else is needed of a tile, one tile ahead.
   Quad gradients[QUADS_IN_TILE], residuals[QUADS_IN_TILE];
-  const auto read_ahead = [&](unsigned index) {
+  const auto read_ahead = [&](unsigned index, bool needs_gradient) {
 #pragma unroll
     for (unsigned quad = 0; quad < QUADS_IN_TILE && index < kept_tiles; ++quad) {
       const unsigned first = index * TILE + Work::place(quad);
-      gradients[quad] = load_whole(gradient + first);
+      gradients[quad] = needs_gradient ? load_whole(gradient + first) : zeros();
       residuals[quad] = MOVES ? load_whole(residual + first) : zeros();
     }
   };
-  read_ahead(0);
+  read_ahead(0, true);
 #pragma unroll
   for (unsigned index = 0; index < KEPT_TILES; ++index) {
     if (index < kept_tiles) {
@@ -403,7 +405,7 @@ __device__ __forceinline__ void accumulate(Shared& shared, G* gradient, float* r
           store_whole(gradient + index * TILE + Work::place(quad), zeros());
         }
       }
-      read_ahead(index + 1);
+      read_ahead(index + 1, true);
       work.add_up(shared, index * TILE, chain);
     }
   }
@@ -436,22 +438,32 @@ __device__ __forceinline__ void accumulate(Shared& shared, G* gradient, float* r
     }
   }
 
+  const bool reads_again = MOVES && !poisoned;
+  if (reads_again) {
+    read_ahead(0, work.needs_gradient_again());
+  }
 #pragma unroll
   for (unsigned index = 0; index < KEPT_TILES; ++index) {
-#pragma unroll
-    for (unsigned quad = 0; quad < QUADS_IN_TILE && index < kept_tiles; ++quad) {
-      const unsigned first = index * TILE + Work::place(quad);
-      typename Work::Reading reading = {zeros(), zeros(), zeros()};
-      if (work.needs_gradient_again()) {
-        reading.gradient = load_whole(gradient + first);
-        store_whole(gradient + first, zeros());
+    if (index < kept_tiles) {
+      const Quad gradients_here[] = {gradients[0], gradients[1]};
+      const Quad residuals_here[] = {residuals[0], residuals[1]};
+      if (reads_again) {
+        read_ahead(index + 1, work.needs_gradient_again());
       }
-      if (!poisoned && MOVES) {
-        reading.residual = load_whole(residual + first);
-        store_whole(residual + first, work.new_residual(reading, kept[index][quad]));
-        store_whole(velocity + first, kept[index][quad]);
-      } else if (!poisoned) {
-        store_whole(residual + first, kept[index][quad]);
+#pragma unroll
+      for (unsigned quad = 0; quad < QUADS_IN_TILE; ++quad) {
+        const unsigned first = index * TILE + Work::place(quad);
+        const Quad& held = kept[index][quad];
+        if (work.needs_gradient_again()) {
+          store_whole(gradient + first, zeros());
+        }
+        if (reads_again) {
+          const typename Work::Reading reading = {gradients_here[quad], residuals_here[quad], held};
+          store_whole(residual + first, work.new_residual(reading, held));
+          store_whole(velocity + first, held);
+        } else if (!poisoned) {
+          store_whole(residual + first, held);
+        }
       }
     }
   }
@@ -475,8 +487,9 @@ __device__ __forceinline__ void accumulate(Shared& shared, G* gradient, float* r
 
 #define GFLOW_ACCUMULATE(NAME, G)                                                                  \
   extern "C" __global__ void __launch_bounds__(ACCUMULATE_THREADS) gflow_accumulate_##NAME(        \
-      G* gradient, float* residual, float* velocity, Elements elements, unsigned chunk,            \
-      float factor, unsigned nesterov, float clamp, float* norms, float* gradient_norms) {         \
+      G* __restrict__ gradient, float* __restrict__ residual, float* __restrict__ velocity,        \
+      Elements elements, unsigned chunk, float factor, unsigned nesterov, float clamp,             \
+      float* __restrict__ norms, float* __restrict__ gradient_norms) {                             \
     __shared__ Shared shared;                                                                      \
     if (velocity) {                                                                                \
       accumulate<G, true>(shared, gradient, residual, velocity, elements, chunk, factor, nesterov, \
@@ -512,8 +525,8 @@ __device__ __forceinline__ unsigned rank_of(float sum) {
 // the counters are integers, so it does not matter who adds to them first. Then all chunks are gone
 // through in their order, and each knows from the counts before it whether and where it stands.
 extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
-    gflow_select(const float* sums, unsigned chunks, unsigned count, unsigned* chosen,
-                 unsigned* slot_of_chunk) {
+    gflow_select(const float* __restrict__ sums, unsigned chunks, unsigned count,
+                 unsigned* __restrict__ chosen, unsigned* __restrict__ slot_of_chunk) {
   __shared__ unsigned counters[DIGITS];
   __shared__ unsigned of_warps[SELECT_THREADS / WARP];
   __shared__ unsigned found_digit, found_wanted;
@@ -696,8 +709,9 @@ __device__ __forceinline__ void pack(float* residual, float* velocity, Elements 
 
 #define GFLOW_PACK(NAME, W)                                                                    \
   extern "C" __global__ void __launch_bounds__(STREAM_THREADS) gflow_pack_##NAME(              \
-      float* residual, float* velocity, Elements elements, unsigned chunk, const float* sums,  \
-      const unsigned* chosen, unsigned count, unsigned clear_velocity, float clamp, W* wire) { \
+      float* __restrict__ residual, float* __restrict__ velocity, Elements elements,           \
+      unsigned chunk, const float* __restrict__ sums, const unsigned* __restrict__ chosen,     \
+      unsigned count, unsigned clear_velocity, float clamp, W* __restrict__ wire) {            \
     if (blockIdx.x < count) {                                                                  \
       pack<W>(residual, velocity, elements, chunk, sums, chosen, clear_velocity, clamp, wire); \
     }                                                                                          \
@@ -769,11 +783,12 @@ __device__ __forceinline__ void unpack(const W* wire, float* residual, Elements 
   }
 }
 
-#define GFLOW_UNPACK(NAME, W, G)                                                            \
-  extern "C" __global__ void __launch_bounds__(STREAM_THREADS) gflow_unpack_##NAME(         \
-      const W* wire, float* residual, Elements elements, unsigned chunk, const float* sums, \
-      const unsigned* slot_of_chunk, float clamp, G* gradient) {                            \
-    unpack<W, G>(wire, residual, elements, chunk, sums, slot_of_chunk, clamp, gradient);    \
+#define GFLOW_UNPACK(NAME, W, G)                                                                   \
+  extern "C" __global__ void __launch_bounds__(STREAM_THREADS) gflow_unpack_##NAME(                \
+      const W* __restrict__ wire, float* __restrict__ residual, Elements elements, unsigned chunk, \
+      const float* __restrict__ sums, const unsigned* __restrict__ slot_of_chunk, float clamp,     \
+      G* __restrict__ gradient) {                                                                  \
+    unpack<W, G>(wire, residual, elements, chunk, sums, slot_of_chunk, clamp, gradient);           \
   }
 
 GFLOW_UNPACK(f16_f32, F16, float)
@@ -820,10 +835,11 @@ __device__ __forceinline__ void add_velocity(G* gradient, float* velocity, Eleme
   });
 }
 
-#define GFLOW_ADD_VELOCITY(NAME, G)                                                       \
-  extern "C" __global__ void __launch_bounds__(STREAM_THREADS) gflow_add_velocity_##NAME( \
-      G* gradient, float* velocity, Elements elements, float factor, unsigned nesterov) { \
-    add_velocity<G>(gradient, velocity, elements, factor, nesterov);                      \
+#define GFLOW_ADD_VELOCITY(NAME, G)                                                     \
+  extern "C" __global__ void __launch_bounds__(STREAM_THREADS)                          \
+      gflow_add_velocity_##NAME(G* __restrict__ gradient, float* __restrict__ velocity, \
+                                Elements elements, float factor, unsigned nesterov) {   \
+    add_velocity<G>(gradient, velocity, elements, factor, nesterov);                    \
   }
 
 GFLOW_ADD_VELOCITY(f32, float)
@@ -832,7 +848,7 @@ GFLOW_ADD_VELOCITY(bf16, BF16)
 
 // As `rescale` of rust/engine/gradients/bucket.rs: the unit of the gradients has changed.
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS)
-    gflow_rescale(float* values, Elements elements, float factor) {
+    gflow_rescale(float* __restrict__ values, Elements elements, float factor) {
   const bool aligned = is_aligned(values);
   const float largest = Type<float>::largest();
   for_each_quad(elements, [&](Elements first, unsigned count) {
