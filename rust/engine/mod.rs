@@ -404,8 +404,8 @@ impl Shared {
 
     /// Takes no more operations and settles all that are pending with `error`.
     fn fail(self: &Arc<Self>, error: &Error) {
-        self.has_failed.store(true, Ordering::Release);
         self.queue.close(error.clone());
+        self.has_failed.store(true, Ordering::Release);
         for job in self.queue.drain() {
             self.settle(&job.operation, Some(error));
             self.activity().finished = job.seq;
@@ -415,6 +415,11 @@ impl Shared {
             self.settle(&operation, Some(error));
         }
         self.changed.notify_all();
+    }
+
+    /// Whether everything fails since.
+    fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Acquire)
     }
 
     fn begin(&self, operation: &Arc<dyn Operation>) {
@@ -509,7 +514,7 @@ impl WatchedGroup {
 impl watchdog::Group<Arc<Doing>> for WatchedGroup {
     fn is_well(&mut self, oldest: &Arc<Doing>) -> bool {
         let Some(shared) = self.0.upgrade() else { return false };
-        if self.1.is_raised() || shared.has_failed.load(Ordering::Acquire) {
+        if self.1.is_raised() || shared.has_failed() {
             return false;
         }
         match shared.front.try_lock() {

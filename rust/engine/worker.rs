@@ -79,10 +79,10 @@ fn work(
     let outcome = catch_unwind(AssertUnwindSafe(|| body(&mut front, &mut over)))
         .unwrap_or_else(|payload| Err(Error::from_panic(payload)));
     if let Err(error) = outcome {
-        let error = match error {
-            // Interrupted: why is what closed the queue.
-            Error::Closed(_) => shared.queue.check_open().err().unwrap_or(error),
-            other => other,
+        let error = match matches!(error, Error::Closed(_)) || shared.has_failed() {
+            // Interrupted, or a consequence of what has failed before: why is what closed the queue.
+            true => shared.queue.check_open().err().unwrap_or(error),
+            false => error,
         };
         if !error.leaves_group_usable() {
             // The ranks may be out of step: everything after this would be a guess.
