@@ -536,22 +536,21 @@ impl watchdog::Group<Arc<Doing>> for WatchedGroup {
         let Some(shared) = self.0.upgrade() else { return };
         let Doing { seq, call } = &**what;
         let mut front = shared.front.try_lock().ok();
-        // NCCL only knows that a connection broke; who it was shows here, if it does.
-        let lost = front.as_mut().filter(|_| trouble != Trouble::Late).and_then(|front| {
-            let never = Interrupt::new().ok()?;
-            front.fabric.watch_until(&never, LOSS_LIMIT).err()
-        });
         let here = shared.labels.get(shared.rank).cloned().unwrap_or_default();
         let gpu = call.on_device.map(|at| format!("GPU {}", at.device)).unwrap_or_default();
-        let doing = format!("{} #{seq}", call.view);
-        let error = match (lost, trouble) {
-            (Some(failure), _) => explain(failure, &shared.labels, *seq, call),
-            (None, Trouble::Fault(fault)) => {
-                Error::Device { rank: here, doing, reason: format!("{gpu}: {fault}") }
+        let error = match trouble {
+            Trouble::Fault(fault) => {
+                let reason = format!("{gpu}: {fault}");
+                let failure = Failure::Device { rank: shared.rank, reason };
+                let failure = match &mut front {
+                    Some(front) => worker::blame(&mut front.fabric, failure),
+                    None => failure,
+                };
+                explain(failure, &shared.labels, *seq, call)
             }
-            (None, Trouble::Late) => Error::TimedOut {
+            Trouble::Late => Error::TimedOut {
                 missing: vec![format!("{gpu} of {here} to be done with it")],
-                doing,
+                doing: format!("{} #{seq}", call.view),
                 waited: call.timeout,
             },
         };
