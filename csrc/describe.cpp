@@ -36,6 +36,7 @@ CallDescription empty_description(c10d::OpType kind) {
   CallDescription call{};
   call.kind = static_cast<uint8_t>(kind);
   call.layout = 0xcbf29ce484222325ULL;
+  call.device = -1;
   return call;
 }
 

@@ -5,15 +5,17 @@
 //! errors with their message. Nothing is decided here.
 
 use crate::collective::assembly::{Assembled, Census, assemble};
-use crate::collective::call::{self, Call, Kind, View};
+use crate::collective::call::{self, Call, Kind, OnDevice, View};
 use crate::collective::hosts;
 use crate::collective::span::{Memory, Span};
 use crate::collective::topology::Topology;
 use crate::compress::Momentum;
 use crate::compress::Schedule;
 use crate::compress::Wire;
+use crate::cuda::Fault;
+use crate::cuda::findings::{self, Finding};
 use crate::engine::Engine;
-use crate::engine::gradients::{Bucket, Gradients, Method};
+use crate::engine::gradients::{Gradients, Method, State};
 use crate::engine::operation::Operation;
 use crate::error::{Error, Result};
 use crate::fork;
@@ -46,6 +48,10 @@ mod ffi {
         layout: u64,
         bytes: u64,
         timeout_ms: u64,
+        /// The device that the tensors are on; -1 for the memory of the host.
+        device: i32,
+        /// The raw handle of the stream that the caller's work on them is on.
+        stream: u64,
         complaint: String,
         sends: Vec<u64>,
         receives: Vec<u64>,
@@ -140,7 +146,15 @@ mod ffi {
         compression: Compression,
     }
 
-    /// The memory of one tensor.
+    /// Something that was looked for on this machine, for `gflow doctor`.
+    struct Finding {
+        what: String,
+        /// What was found, or why it was not.
+        found: String,
+        is_there: bool,
+    }
+
+    /// The memory of one tensor: of the host, or of the device that the call names.
     struct TensorSpan {
         address: usize,
         bytes: usize,
@@ -176,6 +190,8 @@ mod ffi {
         type Group;
         fn join_group(door: Box<Door>, membership: &Membership) -> Result<Box<Group>>;
         fn notice(self: &Group) -> String;
+        fn compresses(self: &Group) -> bool;
+        fn open_device(self: &Group, device: i32, stream: u64) -> Result<()>;
         fn submit(
             self: &Group,
             call: CallDescription,
@@ -221,6 +237,7 @@ mod ffi {
 
         unsafe fn prefer_huge_pages(address: *mut u8, bytes: usize);
         fn dtype_name(code: u8) -> Result<String>;
+        fn look_for_gpus() -> Result<Vec<Finding>>;
         fn close_all_groups() -> Result<()>;
         fn before_fork();
         fn after_fork_in_parent();
@@ -384,6 +401,18 @@ impl Group {
         self.notice.clone()
     }
 
+    /// Whether gradients that cross hosts are compressed. If so, every all-reduce of one dense
+    /// tensor on a device comes here, else none does.
+    fn compresses(&self) -> bool {
+        self.compresses
+    }
+
+    /// Makes a device ready, once, before its first call. The exchanges go on `stream`, a raw
+    /// handle that stays valid as long as the group. It waits for no other rank.
+    fn open_device(&self, device: i32, stream: u64) -> Result<()> {
+        guard(|| self.engine.open_device(device, stream))
+    }
+
     fn submit(
         &self,
         call: ffi::CallDescription,
@@ -510,14 +539,12 @@ impl Group {
 
     fn bucket_state(&self, number: u32, timeout_ms: u64) -> Result<ffi::BucketState> {
         guard(|| {
-            self.engine.with_gradients(milliseconds(timeout_ms), |gradients| {
-                let Some(bucket) = gradients.bucket(number) else {
-                    let (residual, velocity) = Default::default();
-                    return ffi::BucketState { step: 0, residual, velocity };
-                };
-                let (residual, velocity) = (bucket.residual.clone(), bucket.velocity.clone());
-                ffi::BucketState { step: bucket.step, residual, velocity }
-            })
+            let limit = milliseconds(timeout_ms);
+            let state =
+                self.engine.with_gradients(limit, |gradients| gradients.state_of(number, limit))?;
+            let State { step, residual, velocity } =
+                state.map_err(|fault| self.on_device("saving what is kept of a bucket", fault))?;
+            Ok(ffi::BucketState { step, residual, velocity })
         })
     }
 
@@ -529,9 +556,8 @@ impl Group {
                 let what = format!("gflow: the state of bucket {number} has infinity or NaN in it");
                 return Err(Error::Operation(what));
             }
-            let bucket = Bucket::new(step, residual, velocity);
             self.engine.with_gradients(milliseconds(timeout_ms), |gradients| {
-                gradients.load(number, bucket);
+                gradients.load(number, State { step, residual, velocity });
             })
         })
     }
@@ -554,10 +580,17 @@ impl Group {
 
     fn take_note_of_step(&self, skipped: bool, factor: f32, timeout_ms: u64) -> Result<()> {
         guard(|| {
-            self.engine.with_gradients(milliseconds(timeout_ms), |gradients| {
-                gradients.take_note_of_step(skipped, factor);
-            })
+            let noted = self.engine.with_gradients(milliseconds(timeout_ms), |gradients| {
+                gradients.take_note_of_step(skipped, factor)
+            })?;
+            noted.map_err(|fault| self.on_device("taking note of a step", fault))
         })
+    }
+
+    /// The error for what a device refused, outside of any collective.
+    fn on_device(&self, doing: &str, fault: Fault) -> Error {
+        let rank = self.engine.label().to_string();
+        Error::Device { rank, doing: doing.to_string(), reason: fault.0 }
     }
 
     fn abort(&self, why: &str) -> Result<()> {
@@ -587,12 +620,16 @@ fn read_call(call: ffi::CallDescription) -> Result<Call> {
         tensors: call.tensors,
         numel: call.numel,
         layout: call.layout,
+        // The engine knows which of this rank's devices it is.
+        lane: 0,
     };
     Ok(Call {
         view,
         gradient: call.gradient,
         bucket: call.bucket,
         bytes: call.bytes,
+        on_device: (call.device >= 0)
+            .then_some(OnDevice { device: call.device, stream: call.stream }),
         sends: call.sends,
         receives: call.receives,
         complaint: match call.complaint.as_str() {
@@ -615,6 +652,17 @@ unsafe fn prefer_huge_pages(address: *mut u8, bytes: usize) {
 /// The Python name of a torch type, for messages that C++ writes.
 fn dtype_name(code: u8) -> Result<String> {
     guard(|| Ok(call::dtype_name(code)))
+}
+
+/// What the GPU path needs, and whether it is on this machine.
+fn look_for_gpus() -> Result<Vec<ffi::Finding>> {
+    guard(|| {
+        let finding = |Finding { what, outcome }: Finding| {
+            let is_there = outcome.is_ok();
+            ffi::Finding { what, found: outcome.unwrap_or_else(|why| why), is_there }
+        };
+        Ok(findings::look().into_iter().map(finding).collect())
+    })
 }
 
 /// Closes whatever groups are still open. For the end of the interpreter.

@@ -232,6 +232,9 @@ pub fn explain(failure: Failure, labels: &Labels, seq: u64, call: &Call) -> Erro
             waited: call.timeout,
         },
         Failure::Broken(reason) => Error::Panic(format!("{reason} during {doing}")),
+        Failure::Device { rank, reason } => {
+            Error::Device { rank: labels[rank].clone(), doing, reason }
+        }
         Failure::Interrupted => Error::Closed(format!("the group was aborted during {doing}")),
     }
 }
@@ -254,10 +257,12 @@ struct Header {
 
 const GRADIENT: u8 = 1;
 const COMPLAINS: u8 = 2;
-/// More than the fields need, so that a tensor behind it is aligned.
+/// What the fields need, and such that a tensor behind it is aligned.
 const HEADER_BYTES: usize = 64;
 /// What norms have where a call has its kind, so that neither is ever taken for the other.
 pub const NORMS_CODE: u8 = u8::MAX;
+/// The same for the ids of communicators.
+pub const IDS_CODE: u8 = u8::MAX - 1;
 /// Stands for "not in the arena"; no arena is that large.
 const NOWHERE: u64 = u64::MAX;
 
@@ -296,6 +301,7 @@ impl Header {
         put(&self.bucket.to_le_bytes());
         put(&self.step.to_le_bytes());
         put(&self.momentum.to_le_bytes());
+        put(&view.lane.to_le_bytes());
         bytes
     }
 
@@ -330,8 +336,9 @@ impl Header {
             tensors: u32::from_le_bytes(take(&mut rest)),
             numel: u64::from_le_bytes(take(&mut rest)),
             layout: u64::from_le_bytes(take(&mut rest)),
+            lane: 0,
         };
-        Ok(Header {
+        let mut header = Header {
             seq,
             view,
             gradient: flags & GRADIENT != 0,
@@ -340,7 +347,9 @@ impl Header {
             bucket: u32::from_le_bytes(take(&mut rest)),
             step: u64::from_le_bytes(take(&mut rest)),
             momentum: u32::from_le_bytes(take(&mut rest)),
-        })
+        };
+        header.view.lane = u32::from_le_bytes(take(&mut rest));
+        Ok(header)
     }
 }
 
@@ -380,12 +389,12 @@ mod tests {
         let kind = (0..Kind::ALL.len()).prop_map(|index| Kind::ALL[index]);
         let codes = (kind, any::<u8>(), any::<u8>(), any::<bool>(), any::<bool>());
         let sizes = (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<u64>());
-        let bucket = (any::<u32>(), any::<u64>(), any::<u32>());
+        let bucket = (any::<u32>(), any::<u64>(), any::<u32>(), any::<u32>());
         (any::<u64>(), codes, sizes, bucket).prop_map(|(seq, codes, sizes, bucket)| {
-            let (bucket, step, momentum) = bucket;
+            let (bucket, step, momentum, lane) = bucket;
             let (kind, dtype, reduce_op, gradient, complains) = codes;
             let (root, tensors, numel, layout, offset) = sizes;
-            let view = View { kind, dtype, reduce_op, root, tensors, numel, layout };
+            let view = View { kind, dtype, reduce_op, root, tensors, numel, layout, lane };
             let offset = Some(offset).filter(|offset| *offset != NOWHERE);
             Header { seq, view, gradient, complains, offset, bucket, step, momentum }
         })
@@ -434,6 +443,20 @@ mod tests {
         }
         calls[1].bucket = 5;
         assert!(agree_all(calls).iter().all(|o| o.as_ref().unwrap().bucket.unwrap().by_all));
+    }
+
+    #[test]
+    fn ranks_whose_tensors_are_in_different_places_are_told_so() {
+        let mut calls = vec![all_reduce(4); 2];
+        for (lane, expected) in [(0, "SUM as #7"), (2, "on the 2. GPU that it uses in this group")]
+        {
+            (calls[0].view.lane, calls[1].view.lane) = (1, lane);
+            for outcome in agree_all(calls.clone()) {
+                let text = outcome.unwrap_err().to_string();
+                assert!(text.contains("rank 0 called all_reduce of 4 elements"), "{text}");
+                assert!(text.contains("on its GPU") && text.contains(expected), "{text}");
+            }
+        }
     }
 
     #[test]

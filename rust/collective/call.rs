@@ -111,6 +111,18 @@ pub struct View {
     pub numel: u64,
     /// A hash of each tensor's type and size, so that lists are told apart whose sums are equal.
     pub layout: u64,
+    /// Where the tensors are: 0 in the memory of the host, n on the n-th device that this rank has
+    /// opened for the group. Its n-th device exchanges with the n-th of the others.
+    pub lane: u32,
+}
+
+/// The device that a call's tensors are on, as the caller knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OnDevice {
+    /// The number of the device in this process.
+    pub device: i32,
+    /// The raw handle of the stream that the caller's work on the tensors is on.
+    pub stream: u64,
 }
 
 /// What one rank asks the others to do together with it.
@@ -124,6 +136,8 @@ pub struct Call {
     pub bucket: u32,
     /// Bytes of tensor data on this rank, for the counters only.
     pub bytes: u64,
+    /// `None` for tensors in the memory of the host.
+    pub on_device: Option<OnDevice>,
     /// For the all-to-alls: elements for each rank, and elements expected from each. Else empty.
     pub sends: Vec<u64>,
     pub receives: Vec<u64>,
@@ -185,7 +199,11 @@ impl fmt::Display for View {
         if self.kind.has_root() {
             write!(f, ", root {}", self.root)?;
         }
-        Ok(())
+        match self.lane {
+            0 => Ok(()),
+            1 => f.write_str(", on its GPU"),
+            n => write!(f, ", on the {n}. GPU that it uses in this group"),
+        }
     }
 }
 
@@ -204,10 +222,12 @@ pub(crate) mod tests {
                 tensors: 1,
                 numel,
                 layout: numel,
+                lane: 0,
             },
             gradient: false,
             bucket: 0,
             bytes: numel * 4,
+            on_device: None,
             sends: Vec::new(),
             receives: Vec::new(),
             complaint: String::new(),
@@ -231,6 +251,8 @@ pub(crate) mod tests {
         assert_eq!(view.to_string(), "all_reduce of 4 elements of float32 with SUM");
         let broadcast = View { kind: Kind::Broadcast, root: 3, dtype: 3, ..view.clone() };
         assert_eq!(broadcast.to_string(), "broadcast of 4 elements of int32, root 3");
+        let second = View { lane: 2, ..broadcast };
+        assert!(second.to_string().ends_with("root 3, on the 2. GPU that it uses in this group"));
         let barrier = View { kind: Kind::Barrier, ..view };
         assert_eq!(barrier.to_string(), "barrier");
     }

@@ -31,6 +31,8 @@ pub(crate) struct Method<'a> {
     /// How so many bytes on the wire are cut for the ring: as many ranges as ranks, or several
     /// times as many, where they are spread over several rings.
     pub cut: &'a dyn Fn(usize) -> Vec<Range<usize>>,
+    /// Whether what a hop rounds off goes back to the residual. NCCL's hops do not say what that is.
+    pub keeps_what_hops_lose: bool,
 }
 
 /// What came of a step. The ranks' residuals and velocities are new; their gradients have been
@@ -116,7 +118,8 @@ pub(crate) fn step(method: &Method, before: &[Rank]) -> Step {
                     rounded = rounded.clamp(-largest, largest);
                 }
                 delivered[element] = rounded;
-                for (rank, rounded_off) in ranks.iter_mut().zip(&rounded_off) {
+                let rounded_off = rounded_off.iter().filter(|_| method.keeps_what_hops_lose);
+                for (rank, rounded_off) in ranks.iter_mut().zip(rounded_off) {
                     rank.residual[element] += rounded_off[at] / scale;
                 }
                 if method.element != Element::F32 && is_finite {

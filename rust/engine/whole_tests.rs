@@ -209,12 +209,14 @@ pub(super) fn call(kind: Kind, dtype: u8, reduce_op: u8, root: usize, numel: usi
         tensors: 1,
         numel: numel as u64,
         layout: 0,
+        lane: 0,
     };
     Call {
         view,
         gradient: false,
         bucket: 0,
         bytes: 0,
+        on_device: None,
         sends: Vec::new(),
         receives: Vec::new(),
         complaint: String::new(),
