@@ -1,0 +1,4 @@
+"""Tests of the GPU path, without a GPU.
+
+Nothing here runs when it is imported.
+"""
