@@ -1,0 +1,1 @@
+"""A libcuda and a libnccl that run on the CPU, for tests: see README.md."""

@@ -1,0 +1,71 @@
+#include "entry.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <string>
+
+#include "failures.h"
+#include "stream_handles.h"
+
+namespace standin {
+
+namespace {
+
+// The process that has called cuInit; a child of it must not go on with CUDA.
+std::atomic<pid_t> initialised_in{0};
+std::atomic<uint64_t> waits{0};
+
+}  // namespace
+
+std::string without_version(std::string function) {
+  size_t at = function.rfind("_v");
+  return at == std::string::npos ? function : function.substr(0, at);
+}
+
+CUresult begin_driver() {
+  pid_t nobody = 0;
+  initialised_in.compare_exchange_strong(nobody, getpid());
+  if (initialised_in != getpid()) {
+    return CUDA_ERROR_NOT_INITIALIZED;
+  }
+  return devices().empty() ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS;
+}
+
+CUresult enter(const char* function, Needs needs) {
+  if (auto code = take_failure(without_version(function))) {
+    return static_cast<CUresult>(*code);
+  }
+  if (needs == Needs::Nothing) {
+    return CUDA_SUCCESS;
+  }
+  if (is_stream_thread()) {
+    return CUDA_ERROR_NOT_PERMITTED;
+  }
+  if (initialised_in != getpid()) {
+    return CUDA_ERROR_NOT_INITIALIZED;
+  }
+  if (needs == Needs::Driver) {
+    return CUDA_SUCCESS;
+  }
+  Device* device = current_device();
+  return device ? device->fault() : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+std::shared_ptr<Stream> stream_behind(CUstream handle) {
+  if (handle == nullptr || handle == CU_STREAM_LEGACY) {
+    Device* device = current_device();
+    return device ? device->default_stream() : nullptr;
+  }
+  return stream_handles().find(handle);
+}
+
+Handles<Stream>& stream_handles() {
+  static auto* handles = new Handles<Stream>;
+  return *handles;
+}
+
+void count_host_wait() { ++waits; }
+uint64_t host_waits() { return waits; }
+
+}  // namespace standin

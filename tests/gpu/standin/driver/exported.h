@@ -1,0 +1,5 @@
+// Marks what other libraries may call; everything else stays inside.
+
+#pragma once
+
+#define EXPORTED __attribute__((visibility("default")))

@@ -1,0 +1,28 @@
+#include "inside.h"
+
+#include "entry.h"
+
+namespace standin {
+
+int index_of_current_device() { return current_device() ? current_device()->index() : -1; }
+
+int index_of_device_of(CUstream handle) {
+  auto stream = stream_behind(handle);
+  return stream ? stream->device().index() : -1;
+}
+
+CUresult queue_on(CUstream handle, Work work) {
+  auto stream = stream_behind(handle);
+  if (!stream) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
+  if (stream->is_capturing) {
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
+  stream->submit(std::move(work));
+  return stream->device().fault();
+}
+
+void* alias_of(uint64_t address) { return device_memory().alias(address); }
+
+}  // namespace standin

@@ -1,0 +1,33 @@
+// An alarm: once rung, it wakes everybody who waits for a socket with it, now and later.
+
+#pragma once
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cstdint>
+
+namespace standin {
+
+class Alarm {
+ public:
+  Alarm() : file_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+  ~Alarm() { close(file_); }
+  Alarm(const Alarm&) = delete;
+  Alarm& operator=(const Alarm&) = delete;
+
+  void ring() {
+    uint64_t one = 1;
+    if (write(file_, &one, sizeof one) < 0) {
+      return;  // It has rung so often that it cannot count on: it has rung.
+    }
+  }
+
+  // Readable once it has rung.
+  int file() const { return file_; }
+
+ private:
+  int file_;
+};
+
+}  // namespace standin

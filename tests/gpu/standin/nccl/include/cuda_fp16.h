@@ -1,0 +1,3 @@
+// nccl.h includes this and uses nothing of it.
+
+#pragma once
