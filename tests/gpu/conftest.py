@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.gpu import jobs
-from tests.gpu.device import BACKEND
 from tests.ranks import Group, Pool, Team
 
 
@@ -47,6 +46,6 @@ def on_device(
         fields = dict(group or {})
         env = ((jobs.RANK_VARIABLE, "{rank}"), ("GFLOW_NCCL", device_files[2]))
         fields["env"] = (*env, *fields.pop("env", ()))
-        return device_pool.team(world, Group(BACKEND, options=chosen, **fields))
+        return device_pool.team(world, Group("gflow", options=chosen, **fields))
 
     return team

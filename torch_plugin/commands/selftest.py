@@ -17,6 +17,8 @@ from gflow.commands.rank import Rank
 #: A peer that is silent for this long fails the test before the deadline of all ends it.
 _TIMEOUT = timedelta(seconds=30)
 _STEPS = 3
+#: So that some come after DDP has settled and after the dense ones.
+_COMPRESSED_STEPS = 6
 _INPUTS, _OUTPUTS, _BATCH = 64, 16, 8
 
 
@@ -50,11 +52,32 @@ def exchange(rank: Rank) -> dict[str, Any]:
         dist.destroy_process_group()
 
 
-def _check_all_reduce(rank: Rank) -> None:
+def exchange_on_devices(rank: Rank, device_type: str) -> dict[str, Any]:
+    """The same with tensors on devices, one for each rank, whose gradients are compressed."""
     import torch
     import torch.distributed as dist
 
-    counting = torch.arange(10_000, dtype=torch.float32)
+    device = torch.device(device_type, rank.number)
+    torch.accelerator.set_device_index(rank.number)
+    # All chunks are sent, as they are: then training is as exact as without compression.
+    options = gflow.Options(
+        compress="on", density=1.0, chunk=64, warmup_steps=2, ramp_steps=0, wire="fp32"
+    )
+    dist.init_process_group("gflow", timeout=_TIMEOUT, pg_options=options)
+    try:
+        _check_all_reduce(rank, device)
+        weights = _train(rank, device, _COMPRESSED_STEPS)
+        buckets = gflow.metrics().buckets
+        return {"compressed": sum(one.wire_bytes > 0 for one in buckets), "weights": weights}
+    finally:
+        dist.destroy_process_group()
+
+
+def _check_all_reduce(rank: Rank, device: Any = "cpu") -> None:
+    import torch
+    import torch.distributed as dist
+
+    counting = torch.arange(10_000, dtype=torch.float32).to(device)
     tensor = counting * (rank.number + 1)
     dist.all_reduce(tensor)
     # Whole numbers this small have only one right sum.
@@ -67,15 +90,15 @@ def _check_all_reduce(rank: Rank) -> None:
         )
 
 
-def _train(rank: Rank) -> str:
+def _train(rank: Rank, device: Any = "cpu", steps: int = _STEPS) -> str:
     """Train with DDP, compare with training in one process, return a digest of the weights."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    model, alone = _model(), _model()
+    model, alone = _model().to(device), _model().to(device)
     parallel = DistributedDataParallel(model)
-    for step in range(_STEPS):
-        batches = [_batch(step, number) for number in range(rank.world)]
+    for step in range(steps):
+        batches = [_batch(step, number).to(device) for number in range(rank.world)]
         parallel(batches[rank.number]).square().mean().backward()
         alone(torch.cat(batches)).square().mean().backward()
         for one in (model, alone):
@@ -85,10 +108,10 @@ def _train(rank: Rank) -> str:
         if not torch.allclose(trained, expected, rtol=1e-2, atol=1e-3):
             off = (trained - expected).abs().max().item()
             raise RuntimeError(
-                f"after {_STEPS} steps of DDP {name} is off by up to {off:g} from the same "
+                f"after {steps} steps of DDP {name} is off by up to {off:g} from the same "
                 "training in one process"
             )
-    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).cpu()
     return hashlib.sha256(bytes(flat.view(torch.uint8).tolist())).hexdigest()
 
 

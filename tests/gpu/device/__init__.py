@@ -8,6 +8,6 @@ cannot touch, so a wait that is missing is a race, and a stray access a fault.
     torch.ones(3, device="standin:0")
 """
 
-from tests.gpu.device.loading import BACKEND, NAME, Standin, load
+from tests.gpu.device.loading import NAME, Standin, load
 
-__all__ = ["BACKEND", "NAME", "Standin", "load"]
+__all__ = ["NAME", "Standin", "load"]

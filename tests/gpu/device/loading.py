@@ -16,8 +16,6 @@ from torch.distributed import PrefixStore
 from gflow import accelerator
 
 NAME = "standin"
-#: What init_process_group is given, so that gflow serves the CPU and the device.
-BACKEND = f"cpu:gflow,{NAME}:gflow"
 
 
 class Standin:
