@@ -12,8 +12,10 @@ use crate::collective::topology::Topology;
 use crate::compress::Momentum;
 use crate::compress::Schedule;
 use crate::compress::Wire;
+use crate::cuda::Fault;
+use crate::cuda::findings::{self, Finding};
 use crate::engine::Engine;
-use crate::engine::gradients::{Bucket, Gradients, Method};
+use crate::engine::gradients::{Gradients, Method, State};
 use crate::engine::operation::Operation;
 use crate::error::{Error, Result};
 use crate::fork;
@@ -537,14 +539,12 @@ impl Group {
 
     fn bucket_state(&self, number: u32, timeout_ms: u64) -> Result<ffi::BucketState> {
         guard(|| {
-            self.engine.with_gradients(milliseconds(timeout_ms), |gradients| {
-                let Some(bucket) = gradients.bucket(number) else {
-                    let (residual, velocity) = Default::default();
-                    return ffi::BucketState { step: 0, residual, velocity };
-                };
-                let (residual, velocity) = (bucket.residual.clone(), bucket.velocity.clone());
-                ffi::BucketState { step: bucket.step, residual, velocity }
-            })
+            let limit = milliseconds(timeout_ms);
+            let state =
+                self.engine.with_gradients(limit, |gradients| gradients.state_of(number, limit))?;
+            let State { step, residual, velocity } =
+                state.map_err(|fault| self.on_device("saving what is kept of a bucket", fault))?;
+            Ok(ffi::BucketState { step, residual, velocity })
         })
     }
 
@@ -556,9 +556,8 @@ impl Group {
                 let what = format!("gflow: the state of bucket {number} has infinity or NaN in it");
                 return Err(Error::Operation(what));
             }
-            let bucket = Bucket::new(step, residual, velocity);
             self.engine.with_gradients(milliseconds(timeout_ms), |gradients| {
-                gradients.load(number, bucket);
+                gradients.load(number, State { step, residual, velocity });
             })
         })
     }
@@ -581,10 +580,17 @@ impl Group {
 
     fn take_note_of_step(&self, skipped: bool, factor: f32, timeout_ms: u64) -> Result<()> {
         guard(|| {
-            self.engine.with_gradients(milliseconds(timeout_ms), |gradients| {
-                gradients.take_note_of_step(skipped, factor);
-            })
+            let noted = self.engine.with_gradients(milliseconds(timeout_ms), |gradients| {
+                gradients.take_note_of_step(skipped, factor)
+            })?;
+            noted.map_err(|fault| self.on_device("taking note of a step", fault))
         })
+    }
+
+    /// The error for what a device refused, outside of any collective.
+    fn on_device(&self, doing: &str, fault: Fault) -> Error {
+        let rank = self.engine.label().to_string();
+        Error::Device { rank, doing: doing.to_string(), reason: fault.0 }
     }
 
     fn abort(&self, why: &str) -> Result<()> {
@@ -650,7 +656,13 @@ fn dtype_name(code: u8) -> Result<String> {
 
 /// What the GPU path needs, and whether it is on this machine.
 fn look_for_gpus() -> Result<Vec<ffi::Finding>> {
-    guard(|| Err(Error::Operation("gflow: the GPU path is not in this build yet".into())))
+    guard(|| {
+        let finding = |Finding { what, outcome }: Finding| {
+            let is_there = outcome.is_ok();
+            ffi::Finding { what, found: outcome.unwrap_or_else(|why| why), is_there }
+        };
+        Ok(findings::look().into_iter().map(finding).collect())
+    })
 }
 
 /// Closes whatever groups are still open. For the end of the interpreter.

@@ -27,6 +27,8 @@ pub enum Error {
     Operation(String),
     /// The operation failed because its connection did, so the ranks are out of step.
     Connection { doing: String, reason: String },
+    /// A GPU, its driver or NCCL failed on this rank.
+    Device { rank: String, doing: String, reason: String },
     /// A bug of ours, caught before it could end the process.
     Panic(String),
 }
@@ -72,6 +74,9 @@ impl fmt::Display for Error {
             Error::Operation(what) => f.write_str(what),
             Error::Connection { doing, reason } => {
                 write!(f, "gflow: the connection failed during {doing}: {reason}")
+            }
+            Error::Device { rank, doing, reason } => {
+                write!(f, "gflow: the GPU path of {rank} failed during {doing}: {reason}")
             }
             Error::Panic(what) => {
                 write!(f, "gflow: internal error (a bug in gflow, please report it): {what}")

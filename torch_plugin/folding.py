@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
 
+from gflow import native
 from gflow.layout import Place
 
 Names = list[list[Any]]
@@ -83,7 +83,6 @@ def different_layout(
     target: Target,
     places: list[list[Place]],
     backend: Any,
-    library: ModuleType,
 ) -> list[str]:
     """Whether buckets, or this rank's parts of them, are other ones than in its saved state."""
     own = next((state for state in states if state["rank"] == target.rank), states[0])
@@ -92,7 +91,7 @@ def different_layout(
         saved = saved_model(own, names, index)
         if saved is None or saved["parameters"] != names:
             continue
-        here = [[place.parameters, _shard(place, backend, library)] for place in places[index]]
+        here = [[place.parameters, shard_of(place, backend)] for place in places[index]]
         there = [[bucket["parameters"], list(bucket["shard"])] for bucket in saved["buckets"]]
         if here != there:
             found.append(f"the gradient buckets of the model with {names[0][0]} are other ones")
@@ -113,10 +112,10 @@ def missing_ranks(
     return [f"all of ranks {missing}, whose states were not given"] if missing else []
 
 
-def _shard(place: Place, backend: Any, library: ModuleType) -> list[int]:
+def shard_of(place: Place, backend: Any) -> list[int]:
     """The elements of a bucket that this rank carries."""
     size = place.dtype.itemsize
-    start, end = library.shard_of(backend, place.numel * size)
+    start, end = native.load().shard_of(backend, place.numel * size)
     return [start // size, end // size]
 
 
@@ -125,7 +124,6 @@ def fold(
     target: Target,
     places: list[list[Place]],
     backend: Any,
-    library: ModuleType,
 ) -> list[str]:
     """Load what ``states`` have for this rank; return what has no place anywhere, in words."""
     for index, model in enumerate(target.models):
@@ -134,13 +132,13 @@ def fold(
         }
         steps = [step for state in states for step in _steps(state, model, index)]
         for place in places[index]:
-            start, end = _shard(place, backend, library)
+            start, end = shard_of(place, backend)
             residual, velocity = (
                 _bucket(gathered[kind], model, place)[start:end]
                 for kind in ("residual", "velocity")
             )
             step = max(steps, default=0)
-            library.load_bucket(backend, place.number, step, residual, velocity)
+            native.load().load_bucket(backend, place.number, step, residual, velocity)
     return _dropped(states, target)
 
 

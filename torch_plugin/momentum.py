@@ -3,7 +3,7 @@
 An optimizer with momentum sees a chunk of gradient only in the steps in which it was sent, all that
 was gathered for it at once. Its momentum then pushes on in a direction that is many steps old. With
 :func:`take_momentum` the engine keeps the velocity instead, where every step's gradient is seen,
-sends it with the gradient, and clears it where it was sent.
+sends it with the gradient, and clears it where it was sent if it is old by then.
 """
 
 from __future__ import annotations

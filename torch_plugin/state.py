@@ -19,7 +19,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gflow import native
 from gflow.backend import backend_of, group_or_default
-from gflow.folding import Target, differences, different_layout, fold, missing_ranks, saved_model
+from gflow.folding import (
+    Target,
+    differences,
+    different_layout,
+    fold,
+    missing_ranks,
+    saved_model,
+    shard_of,
+)
 from gflow.layout import (
     Place,
     models_of,
@@ -120,11 +128,11 @@ def load_state_dict(
     if strict:
         _refuse(different)
     settled = _settle(found, names, states, backend, in_order=models is not None)
-    layout = _gather(group, different_layout(states, target, settled, backend, library))
+    layout = _gather(group, different_layout(states, target, settled, backend))
     if strict:
         _refuse(layout)
     dropped = missing_ranks(states, target, moved=bool(different), relaid=bool(layout))
-    dropped += fold(states, target, settled, backend, library)
+    dropped += fold(states, target, settled, backend)
     for what in dropped:
         logger.warning("gflow: dropped from the state that was loaded: %s", what)
     return Loaded(different + layout, dropped)
@@ -200,12 +208,10 @@ def _model_state(model: Any, places: list[Place], backend: Any) -> dict[str, Any
     buckets = []
     for place in places:
         step, residual, velocity = library.bucket_state(backend, place.number)
-        start, end = library.shard_of(backend, place.numel * place.dtype.itemsize)
-        size = place.dtype.itemsize
         buckets.append(
             {
                 "parameters": place.parameters,
-                "shard": [start // size, end // size],
+                "shard": shard_of(place, backend),
                 "step": step,
                 "residual": residual,
                 "velocity": velocity,

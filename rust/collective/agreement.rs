@@ -232,6 +232,9 @@ pub fn explain(failure: Failure, labels: &Labels, seq: u64, call: &Call) -> Erro
             waited: call.timeout,
         },
         Failure::Broken(reason) => Error::Panic(format!("{reason} during {doing}")),
+        Failure::Device { rank, reason } => {
+            Error::Device { rank: labels[rank].clone(), doing, reason }
+        }
         Failure::Interrupted => Error::Closed(format!("the group was aborted during {doing}")),
     }
 }
@@ -258,6 +261,8 @@ const COMPLAINS: u8 = 2;
 const HEADER_BYTES: usize = 64;
 /// What norms have where a call has its kind, so that neither is ever taken for the other.
 pub const NORMS_CODE: u8 = u8::MAX;
+/// The same for the ids of communicators.
+pub const IDS_CODE: u8 = u8::MAX - 1;
 /// Stands for "not in the arena"; no arena is that large.
 const NOWHERE: u64 = u64::MAX;
 

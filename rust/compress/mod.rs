@@ -30,7 +30,7 @@ pub mod pack;
 pub(crate) mod reference;
 pub mod rest;
 #[cfg(test)]
-mod samples;
+pub(crate) mod samples;
 pub mod scale;
 pub mod schedule;
 pub mod selection;

@@ -24,11 +24,15 @@ pub(crate) struct Method<'a> {
     pub count: usize,
     pub wire: Wire,
     pub momentum: Option<Momentum>,
+    /// Whether a chunk that is sent takes its velocity along.
+    pub clears_velocity: bool,
     /// The type of the gradient.
     pub element: Element,
     /// How so many bytes on the wire are cut for the ring: as many ranges as ranks, or several
     /// times as many, where they are spread over several rings.
     pub cut: &'a dyn Fn(usize) -> Vec<Range<usize>>,
+    /// Whether what a hop rounds off goes back to the residual. NCCL's hops do not say what that is.
+    pub keeps_what_hops_lose: bool,
 }
 
 /// What came of a step. The ranks' residuals and velocities are new; their gradients have been
@@ -84,7 +88,7 @@ pub(crate) fn step(method: &Method, before: &[Rank]) -> Step {
                 continue;
             }
             pack(&mut rank.residual[range.clone()], *scale, method.wire, sent);
-            if method.momentum.is_some() {
+            if method.momentum.is_some() && method.clears_velocity {
                 rank.velocity[range].fill(0.0);
             }
         }
@@ -114,7 +118,8 @@ pub(crate) fn step(method: &Method, before: &[Rank]) -> Step {
                     rounded = rounded.clamp(-largest, largest);
                 }
                 delivered[element] = rounded;
-                for (rank, rounded_off) in ranks.iter_mut().zip(&rounded_off) {
+                let rounded_off = rounded_off.iter().filter(|_| method.keeps_what_hops_lose);
+                for (rank, rounded_off) in ranks.iter_mut().zip(rounded_off) {
                     rank.residual[element] += rounded_off[at] / scale;
                 }
                 if method.element != Element::F32 && is_finite {

@@ -521,7 +521,10 @@ proptest! {
             .collect();
         let parts = ranks.len() * lanes;
         let cut = |bytes| cut(bytes, parts);
-        let method = Method { chunk, count, wire, momentum, element, cut: &cut };
+        let clears_velocity = true;
+        let keeps_what_hops_lose = true;
+        let cut = &cut;
+        let method = Method { chunk, count, wire, momentum, clears_velocity, element, cut, keeps_what_hops_lose };
         let then = reference::step(&method, &ranks);
         let then = Outcome {
             sums: bits(&then.sums),
@@ -561,7 +564,10 @@ proptest! {
             .collect();
         let cut = |bytes| cut(bytes, before.len());
         let (momentum, element) = (None, Element::F32);
-        let method = Method { chunk, count, wire, momentum, element, cut: &cut };
+        let clears_velocity = true;
+        let keeps_what_hops_lose = true;
+        let cut = &cut;
+        let method = Method { chunk, count, wire, momentum, clears_velocity, element, cut, keeps_what_hops_lose };
         let after = reference::step(&method, &before);
         for element in 0..before[0].gradient.len() {
             let had = |rank: &Rank| f64::from(rank.gradient[element]) + f64::from(rank.residual[element]);

@@ -1,7 +1,8 @@
 //! Whole exchanges of gradients, from the queue to what comes back, on ranks that are threads of one
 //! process: against the scalar reference of the method, to the bit.
 
-use super::gradients::{Gradients, Method};
+use super::Engine;
+use super::gradients::{Gradients, Method, State};
 use super::whole_tests::{Member, OnTensors, Tensor, call, group_that_compresses};
 use crate::arithmetic::element::Element;
 use crate::collective::call::Kind;
@@ -17,26 +18,29 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-const WARMUP: u64 = 2;
-const DENSITY: f64 = 0.3;
+pub(super) const WARMUP: u64 = 2;
+pub(super) const DENSITY: f64 = 0.3;
 /// Steps of one case, the exact ones among them.
-const STEPS: u64 = 6;
+pub(super) const STEPS: u64 = 6;
 
 #[derive(Debug, Clone)]
-struct Case {
-    hosts: Vec<usize>,
+pub(super) struct Case {
+    pub hosts: Vec<usize>,
     /// Elements of each bucket.
-    buckets: Vec<usize>,
-    element: Element,
-    wire: Wire,
-    chunk: usize,
-    fusion_bytes: usize,
-    momentum: Option<Momentum>,
-    in_arena: bool,
-    seed: u64,
+    pub buckets: Vec<usize>,
+    pub element: Element,
+    pub wire: Wire,
+    pub chunk: usize,
+    pub density: f64,
+    pub fusion_bytes: usize,
+    pub momentum: Option<Momentum>,
+    pub in_arena: bool,
+    /// Whether it is exchanged on GPUs, whose sums NCCL makes, in another order.
+    pub on_gpus: bool,
+    pub seed: u64,
 }
 
-fn cases() -> impl Strategy<Value = Case> {
+pub(super) fn cases() -> impl Strategy<Value = Case> {
     let hosts = prop_oneof![
         Just(vec![0, 1]),
         Just(vec![0, 1, 2]),
@@ -51,32 +55,63 @@ fn cases() -> impl Strategy<Value = Case> {
     let momentum = prop_oneof![
         2 => Just(None),
         1 => any::<bool>().prop_map(|nesterov| Some(Momentum { factor: 0.9, nesterov })),
+        1 => any::<bool>().prop_map(|nesterov| Some(Momentum { factor: 0.1, nesterov })),
     ];
     let buckets = prop::collection::vec(prop_oneof![1usize..40, 500usize..6000], 1..4);
     let fusion = prop_oneof![Just(0), Just(10_000), Just(usize::MAX)];
-    let sizes = (prop_oneof![1usize..5, 16usize..700], fusion);
+    let density = prop_oneof![2 => Just(DENSITY), 1 => Just(0.05)];
+    let sizes = (prop_oneof![1usize..5, 16usize..700], density, fusion);
     (hosts, buckets, element, wire, sizes, momentum, any::<bool>(), any::<u64>()).prop_map(
-        |(hosts, buckets, element, wire, (chunk, fusion_bytes), momentum, in_arena, seed)| Case {
+        |(
+            hosts,
+            buckets,
+            element,
+            wire,
+            (chunk, density, fusion_bytes),
+            momentum,
+            in_arena,
+            seed,
+        )| Case {
             hosts,
             buckets,
             element,
             wire,
             chunk,
+            density,
             fusion_bytes,
             momentum,
             in_arena,
+            on_gpus: false,
             seed,
         },
     )
 }
 
 impl Case {
-    fn members(&self) -> Vec<Member> {
-        let schedule = Schedule { density: DENSITY, warmup_steps: WARMUP, ramp_steps: 0 };
+    pub fn members(&self) -> Vec<Member> {
+        let schedule = Schedule { density: self.density, warmup_steps: WARMUP, ramp_steps: 0 };
         let (chunk, wire, fusion_bytes) = (self.chunk, self.wire, self.fusion_bytes);
         let method = Method { schedule, chunk, wire, fusion_bytes };
         let gradients = || Gradients::new(Some(method.clone()), self.momentum);
         group_that_compresses(&self.hosts, &gradients)
+    }
+
+    /// Whether numbers of so many bytes are added in the order of ranks, as the NCCL of the tests does
+    /// with 32 bits, and not in that of the ring.
+    fn adds_in_order_of_ranks(&self, bytes: usize) -> bool {
+        self.on_gpus && bytes == 4
+    }
+
+    /// The bytes between the beginnings of two shards on the wire, of which the first has so many
+    /// elements, and sends so many bytes.
+    fn room_on_the_wire(&self, elements: usize, bytes: usize) -> usize {
+        if !self.on_gpus || elements == 0 {
+            return bytes;
+        }
+        // A short chunk has the room of a whole one, and the next shard begins at a whole line.
+        let each = self.wire.element_bytes();
+        let chunk = self.chunk.min(elements) * each;
+        bytes.next_multiple_of(chunk).next_multiple_of(64 * each)
     }
 
     /// Ranks by host.
@@ -85,7 +120,7 @@ impl Case {
         (0..=*self.hosts.iter().max().unwrap()).map(ranks).collect()
     }
 
-    fn gradient(&self, rank: usize, bucket: usize, step: u64) -> Vec<f32> {
+    pub fn gradient(&self, rank: usize, bucket: usize, step: u64) -> Vec<f32> {
         let seed = self.seed ^ (rank as u64) << 40 ^ (bucket as u64) << 20 ^ step;
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut next = move || {
@@ -103,7 +138,7 @@ impl Case {
     }
 }
 
-fn torch_code(element: Element) -> u8 {
+pub(super) fn torch_code(element: Element) -> u8 {
     match element {
         Element::F32 => 6,
         Element::F16 => 5,
@@ -111,7 +146,7 @@ fn torch_code(element: Element) -> u8 {
     }
 }
 
-fn encode(element: Element, numbers: &[f32]) -> Vec<u8> {
+pub(super) fn encode(element: Element, numbers: &[f32]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for number in numbers {
         match element {
@@ -124,7 +159,7 @@ fn encode(element: Element, numbers: &[f32]) -> Vec<u8> {
 }
 
 /// Exchanges one step's buckets on all ranks, and returns what each rank got of each.
-fn exchange(
+pub(super) fn exchange(
     case: &Case,
     members: &[Member],
     gradients: &[Vec<Vec<f32>>],
@@ -243,7 +278,11 @@ fn exact_step(case: &Case, hosts: &mut [Rank]) {
     // The ring of exact sums: chunk c is combined in the order c, c + 1, …
     let bytes = hosts[0].gradient.len() * case.element.bytes();
     let mut sums = Vec::new();
-    for (index, range) in cut(bytes, hosts.len()).enumerate() {
+    let ranges: Vec<_> = match case.adds_in_order_of_ranks(case.element.bytes()) {
+        true => vec![0..bytes],
+        false => cut(bytes, hosts.len()).collect(),
+    };
+    for (index, range) in ranges.into_iter().enumerate() {
         let elements = range.start / case.element.bytes()..range.end / case.element.bytes();
         sums.extend(elements.map(|element| {
             let in_order = (0..hosts.len()).map(|hop| &hosts[(index + hop) % hosts.len()]);
@@ -262,11 +301,15 @@ fn compressed_step(case: &Case, kept: &mut [Vec<Kept>], place: usize, group: Ran
         let chunks = kept[0].gradient.len().div_ceil(case.chunk);
         let method = reference::Method {
             chunk: case.chunk,
-            count: count(chunks, DENSITY),
+            count: count(chunks, case.density),
             wire: case.wire,
             momentum: case.momentum,
+            // Of those in `cases` only a short momentum is old before it is sent, if little is.
+            clears_velocity: case.momentum.is_some_and(|momentum| momentum.factor < 0.5)
+                && case.density < 0.1,
             element: case.element,
             cut,
+            keeps_what_hops_lose: !case.on_gpus,
         };
         reference::step(&method, kept)
     };
@@ -274,16 +317,23 @@ fn compressed_step(case: &Case, kept: &mut [Vec<Kept>], place: usize, group: Ran
     let anyhow = |bytes: usize| cut(bytes, hosts).collect::<Vec<_>>();
     let sizes: Vec<usize> =
         group.clone().map(|bucket| step(&kept[bucket][place], &anyhow).summed.len()).collect();
-    let all: usize = sizes.iter().sum();
+    let elements = |bucket: usize| kept[bucket][place][0].gradient.len();
+    let rooms: Vec<usize> = (group.clone().zip(&sizes))
+        .map(|(bucket, size)| case.room_on_the_wire(elements(bucket), *size))
+        .collect();
+    let all: usize = rooms.iter().sum();
     let mut start = 0;
-    for (bucket, size) in group.zip(sizes) {
+    for (bucket, (size, room)) in group.zip(sizes.into_iter().zip(rooms)) {
         let within = |range: Range<usize>| {
             let at = |offset: usize| offset.clamp(start, start + size) - start;
             at(range.start)..at(range.end)
         };
-        let ranges = |_: usize| cut(all, hosts).map(within).collect::<Vec<_>>();
+        let ranges = |_: usize| match case.adds_in_order_of_ranks(case.wire.element_bytes()) {
+            true => vec![within(0..all)],
+            false => cut(all, hosts).map(within).collect(),
+        };
         kept[bucket][place] = step(&kept[bucket][place], &ranges).ranks;
-        start += size;
+        start += room;
     }
 }
 
@@ -302,6 +352,12 @@ fn nothing_kept(case: &Case) -> Vec<Vec<Kept>> {
     case.buckets.iter().map(of_bucket).collect()
 }
 
+/// What a rank keeps of a bucket.
+pub(super) fn kept_of(engine: &Engine, bucket: u32) -> State {
+    let limit = Duration::from_secs(10);
+    engine.with_gradients(limit, |gradients| gradients.state_of(bucket, limit)).unwrap().unwrap()
+}
+
 fn assert_kept(case: &Case, members: &[Member], kept: &[Vec<Kept>]) {
     let bits = |numbers: &[f32]| numbers.iter().map(|number| number.to_bits()).collect::<Vec<_>>();
     for (host, ranks) in case.by_host().iter().enumerate() {
@@ -309,13 +365,8 @@ fn assert_kept(case: &Case, members: &[Member], kept: &[Vec<Kept>]) {
             let engine = &members[*rank].engine;
             for (bucket, kept) in kept.iter().enumerate() {
                 let expected = &kept[place][host];
-                let (residual, velocity) = engine
-                    .with_gradients(Duration::from_secs(10), |gradients| {
-                        let bucket = gradients.bucket(bucket as u32 + 1).unwrap();
-                        assert_eq!(bucket.step, STEPS);
-                        (bucket.residual.clone(), bucket.velocity.clone())
-                    })
-                    .unwrap();
+                let State { step, residual, velocity } = kept_of(engine, bucket as u32 + 1);
+                assert_eq!(step, STEPS);
                 assert_eq!(bits(&residual), bits(&expected.residual), "residual of rank {rank}");
                 if case.momentum.is_some() {
                     assert_eq!(
@@ -331,20 +382,32 @@ fn assert_kept(case: &Case, members: &[Member], kept: &[Vec<Kept>]) {
 
 fn check(case: &Case) {
     let members = case.members();
+    check_with(case, &members, &|gradients| exchange(case, &members, gradients, None));
+}
+
+/// What the ranks have got of their buckets, by rank.
+pub(super) type Came = Vec<Vec<Vec<u8>>>;
+
+/// Compares some steps of a group with the reference; `exchange` is given all ranks' gradients.
+pub(super) fn check_with(
+    case: &Case,
+    members: &[Member],
+    exchange: &dyn Fn(&[Vec<Vec<f32>>]) -> Came,
+) {
     let mut kept = nothing_kept(case);
     for step in 0..STEPS {
         let gradients: Vec<Vec<Vec<f32>>> = (0..case.hosts.len())
             .map(|rank| (0..case.buckets.len()).map(|b| case.gradient(rank, b, step)).collect())
             .collect();
         let expected = expected(case, &mut kept, &gradients, step);
-        let came = exchange(case, &members, &gradients, None);
+        let came = exchange(&gradients);
         for (rank, came) in came.iter().enumerate() {
             for (bucket, (came, expected)) in came.iter().zip(&expected).enumerate() {
                 assert!(came == expected, "step {step}, rank {rank}, bucket {bucket}");
             }
         }
     }
-    assert_kept(case, &members, &kept);
+    assert_kept(case, members, &kept);
 }
 
 #[test]
@@ -358,16 +421,18 @@ fn every_exchange_is_to_the_bit_what_the_reference_makes_of_it() {
         .unwrap_or_else(|error| panic!("{error}"));
 }
 
-fn two_hosts(buckets: Vec<usize>) -> Case {
+pub(super) fn two_hosts(buckets: Vec<usize>) -> Case {
     Case {
         hosts: vec![0, 1],
         buckets,
         element: Element::F32,
         wire: Wire::F16,
         chunk: 16,
+        density: DENSITY,
         fusion_bytes: usize::MAX,
         momentum: None,
         in_arena: false,
+        on_gpus: false,
         seed: 7,
     }
 }
@@ -394,8 +459,7 @@ fn an_exchange_of_several_parcels_loses_nothing() {
             }
         }
         for member in &members {
-            let kept = |gradients: &mut Gradients| gradients.bucket(1).unwrap().residual.clone();
-            let residual = member.engine.with_gradients(Duration::from_secs(10), kept).unwrap();
+            let residual = kept_of(&member.engine, 1).residual;
             for (sum, kept) in delivered.iter_mut().zip(residual) {
                 *sum += f64::from(kept);
             }
@@ -456,8 +520,7 @@ fn what_is_not_finite_reaches_all_ranks_and_stays_in_no_residual() {
             );
         }
         for member in &members {
-            let kept = |gradients: &mut Gradients| gradients.bucket(1).unwrap().residual.clone();
-            let residual = member.engine.with_gradients(Duration::from_secs(10), kept).unwrap();
+            let residual = kept_of(&member.engine, 1).residual;
             assert!(residual.iter().all(|number| number.is_finite()));
         }
     }
@@ -467,12 +530,7 @@ fn what_is_not_finite_reaches_all_ranks_and_stays_in_no_residual() {
 fn a_step_that_is_skipped_leaves_what_was_kept_as_it_was() {
     let case = two_hosts(vec![320, 64]);
     let members = case.members();
-    let kept = |member: &Member| {
-        let both = |gradients: &mut Gradients| {
-            [1, 2].map(|bucket| gradients.bucket(bucket).unwrap().residual.clone())
-        };
-        member.engine.with_gradients(Duration::from_secs(10), both).unwrap()
-    };
+    let kept = |member: &Member| [1, 2].map(|bucket| kept_of(&member.engine, bucket).residual);
     let all = |action: &dyn Fn(&mut Gradients)| {
         for member in &members {
             member.engine.with_gradients(Duration::from_secs(10), action).unwrap();
@@ -488,7 +546,7 @@ fn a_step_that_is_skipped_leaves_what_was_kept_as_it_was() {
         }
         exchange(&case, &members, &gradients, None);
         // Both buckets were in the pass that is skipped, also the one that was well.
-        all(&|gradients| gradients.take_note_of_step(step == 4, 0.5));
+        all(&|gradients| gradients.take_note_of_step(step == 4, 0.5).unwrap());
         if step == 4 {
             let halves: Vec<_> = before
                 .iter()

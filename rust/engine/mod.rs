@@ -5,6 +5,7 @@
 //! once, by whoever ran it, by `abort` or by `close`. Nothing here may wait without a bound for a
 //! thread that may be stuck.
 
+pub mod devices;
 mod front;
 pub mod gradients;
 mod hands;
@@ -13,16 +14,20 @@ pub mod queue;
 mod worker;
 
 use crate::arithmetic::element::Element;
+use crate::collective::agreement::explain;
 use crate::collective::call::Call;
 use crate::collective::fabric::Fabric;
+use crate::cuda::watchdog::{self, Trouble};
 use crate::error::{Error, Result};
 use crate::metrics::gradients::{GradientCounters, GradientCounts};
 use crate::metrics::traffic::{Times, Traffic};
 use crate::metrics::{Counters, Counts};
+use crate::transport::frame::Goodbye;
 use crate::transport::interrupt::Interrupt;
 use crate::transport::{Failure, Watch};
+use devices::{Arrival, Devices};
 use front::Front;
-use gradients::{Courier, Gradients};
+use gradients::{Courier, Doing, Gradients};
 use hands::Hands;
 use operation::Operation;
 use queue::Queue;
@@ -54,9 +59,12 @@ struct Shared {
     /// Locked by whoever runs a collective; the queue sees to it that this is one at a time.
     front: Mutex<Front>,
     labels: Vec<String>,
+    rank: usize,
     counters: Counters,
     traffic: Traffic,
     gradient_counters: Arc<GradientCounters>,
+    devices: Arc<Devices>,
+    has_failed: AtomicBool,
     /// Buckets that are gone, until the worker has let go of what is kept of them.
     gone: Mutex<Vec<u32>>,
     /// What the user is to be told once, until somebody has told it.
@@ -105,18 +113,24 @@ impl Engine {
         name: &str,
         labels: Vec<String>,
         fabric: Fabric,
-        gradients: Gradients,
+        mut gradients: Gradients,
         interrupt: Arc<Interrupt>,
     ) -> Result<Engine> {
         let ring = fabric.shared_ring();
+        let devices: Arc<Devices> = Arc::default();
+        gradients.use_devices(devices.clone());
         let gradient_counters = gradients.counters().clone();
+        let rank = fabric.rank();
         let shared = Arc::new(Shared {
             queue: Queue::default(),
             front: Mutex::new(Front { fabric, gradients }),
             labels,
+            rank,
             counters: Counters::default(),
             traffic: Traffic::default(),
             gradient_counters,
+            devices,
+            has_failed: AtomicBool::new(false),
             gone: Mutex::default(),
             announcement: Mutex::default(),
             hands: Arc::default(),
@@ -140,20 +154,24 @@ impl Engine {
         Ok(Engine { shared, interrupt, process, closed: AtomicBool::new(false) })
     }
 
-    /// Makes a device ready for collectives whose tensors are there.
-    pub fn open_device(&self, device: i32, _stream: u64) -> Result<()> {
+    /// Makes a device ready for collectives whose tensors are there. `stream` is the raw handle of a
+    /// stream there, on which the engine puts its part, and which stays valid as long as the group.
+    pub fn open_device(&self, device: i32, stream: u64) -> Result<()> {
         self.check_usable()?;
-        Err(Error::Operation(format!("gflow: device {device} cannot be used in this build yet")))
+        self.shared.devices.open(device, stream)?;
+        let group = WatchedGroup(Arc::downgrade(&self.shared), self.interrupt.clone());
+        let started = self.shared.devices.watchdog.start(group);
+        started.map_err(|fault| Error::Operation(format!("gflow: {fault}")))
     }
 
     /// Queues a collective and returns its number in the group.
-    pub fn submit(&self, call: Call, operation: Arc<dyn Operation>) -> Result<u64> {
-        self.refuse_forks()?;
+    pub fn submit(&self, mut call: Call, operation: Arc<dyn Operation>) -> Result<u64> {
+        let arrival = self.arrive(&mut call)?;
         if call.gradient {
             self.shared.traffic.begin(Instant::now());
         }
         let is_gradient = call.gradient;
-        let pushed = self.shared.queue.push(call, operation);
+        let pushed = self.shared.queue.push(call, operation, arrival);
         if is_gradient && pushed.is_err() {
             self.shared.traffic.end(Instant::now());
         }
@@ -162,9 +180,9 @@ impl Engine {
 
     /// The same for a caller that waits for the outcome anyway: if nothing else runs, the
     /// collective runs on the caller's thread, which saves waking another twice.
-    pub fn submit_and_wait(&self, call: Call, operation: Arc<dyn Operation>) -> Result<u64> {
-        self.refuse_forks()?;
-        match self.shared.queue.take_or_push(call, operation)? {
+    pub fn submit_and_wait(&self, mut call: Call, operation: Arc<dyn Operation>) -> Result<u64> {
+        let arrival = self.arrive(&mut call)?;
+        match self.shared.queue.take_or_push(call, operation, arrival)? {
             Ok(job) => {
                 let seq = job.seq;
                 worker::run(&self.shared, job);
@@ -172,6 +190,16 @@ impl Engine {
             }
             Err(seq) => Ok(seq),
         }
+    }
+
+    /// For tensors on a device: notes what the caller has put on its stream there so far, and which of
+    /// this rank's devices it is.
+    fn arrive(&self, call: &mut Call) -> Result<Option<Arrival>> {
+        self.refuse_forks()?;
+        let Some(at) = call.on_device else { return Ok(None) };
+        let arrival = self.shared.devices.arrive(at)?;
+        call.view.lane = arrival.lane.number;
+        Ok(Some(arrival))
     }
 
     /// The backward pass is over: gradients that are held back are exchanged, and somebody waits
@@ -267,6 +295,11 @@ impl Engine {
         })
     }
 
+    /// The name of this rank in messages.
+    pub fn label(&self) -> &str {
+        self.shared.labels.get(self.shared.rank).map_or("", String::as_str)
+    }
+
     /// The number of the newest collective, 0 before the first.
     pub fn seq(&self) -> u64 {
         self.shared.queue.seq()
@@ -297,6 +330,8 @@ impl Engine {
         let why = "the process group was destroyed";
         self.shared.queue.close(Error::Closed(why.to_string()));
         let drained = self.is_at_rest_within(DRAIN_LIMIT);
+        // What is on the devices may still finish too; a thread that hangs in NCCL is released by it.
+        self.shared.devices.watchdog.end(if drained { DRAIN_LIMIT } else { STOP_LIMIT });
         // Also when drained: a message that has no peer is still pending.
         self.abort(&format!("{why} while this operation was pending"));
         if !drained {
@@ -364,6 +399,7 @@ impl Shared {
 
     /// Takes no more operations and settles all that are pending with `error`.
     fn fail(self: &Arc<Self>, error: &Error) {
+        self.has_failed.store(true, Ordering::Release);
         self.queue.close(error.clone());
         for job in self.queue.drain() {
             self.settle(&job.operation, Some(error));
@@ -449,6 +485,66 @@ impl Watch for WhileTheWorkerRests {
     }
 }
 
+/// The group, as the watchdog of its devices sees it.
+struct WatchedGroup(Weak<Shared>, Arc<Interrupt>);
+
+impl WatchedGroup {
+    /// Fails everything, and tells the peers if nobody else is about to.
+    fn give_up(&self, shared: &Arc<Shared>, front: Option<MutexGuard<Front>>, error: &Error) {
+        // Before the worker is woken, so that the waiting get this reason and no other.
+        shared.fail(error);
+        if let Some(mut front) = front {
+            let reason = format!("it gave up: {error}");
+            front.fabric.say_goodbye(Goodbye { gave_up: true, reason });
+        }
+        self.1.raise();
+    }
+}
+
+impl watchdog::Group<Arc<Doing>> for WatchedGroup {
+    fn is_well(&mut self, oldest: &Arc<Doing>) -> bool {
+        let Some(shared) = self.0.upgrade() else { return false };
+        if self.1.is_raised() || shared.has_failed.load(Ordering::Acquire) {
+            return false;
+        }
+        match shared.front.try_lock() {
+            Ok(mut front) => match front.fabric.check() {
+                Ok(()) => true,
+                Err(failure) => {
+                    let error = explain(failure, &shared.labels, oldest.seq, &oldest.call);
+                    self.give_up(&shared, Some(front), &error);
+                    false
+                }
+            },
+            Err(TryLockError::Poisoned(_)) => false,
+            // Whoever has it looks after the peers.
+            Err(TryLockError::WouldBlock) => true,
+        }
+    }
+
+    fn fail(&mut self, what: &Arc<Doing>, trouble: Trouble) {
+        let Some(shared) = self.0.upgrade() else { return };
+        let Doing { seq, call } = &**what;
+        let front = shared.front.try_lock().ok();
+        let here = shared.labels.get(shared.rank).cloned().unwrap_or_default();
+        let gpu = call.on_device.map(|at| format!("GPU {}", at.device)).unwrap_or_default();
+        let doing = format!("{} #{seq}", call.view);
+        let error = match trouble {
+            Trouble::Fault(fault) => {
+                Error::Device { rank: here, doing, reason: format!("{gpu}: {fault}") }
+            }
+            Trouble::Late => Error::TimedOut {
+                missing: vec![format!("{gpu} of {here} to be done with it")],
+                doing,
+                waited: call.timeout,
+            },
+        };
+        self.give_up(&shared, front, &error);
+    }
+}
+
+#[cfg(test)]
+mod device_tests;
 #[cfg(test)]
 mod gradient_tests;
 #[cfg(test)]

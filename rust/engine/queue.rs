@@ -5,6 +5,7 @@
 //! a reason that every later call gets. It never drops an operation: what cannot run any more is
 //! given back to be settled.
 
+use super::devices::Arrival;
 use super::operation::Operation;
 use crate::collective::call::Call;
 use crate::error::Error;
@@ -18,6 +19,8 @@ pub struct Job {
     pub seq: u64,
     pub call: Call,
     pub operation: Arc<dyn Operation>,
+    /// For tensors on a device only.
+    pub arrival: Option<Arrival>,
 }
 
 /// What the worker is to do next.
@@ -46,10 +49,15 @@ struct State {
 
 impl Queue {
     /// Appends a job and returns its number, or says why nothing is taken any more.
-    pub fn push(&self, call: Call, operation: Arc<dyn Operation>) -> Result<u64, Error> {
+    pub fn push(
+        &self,
+        call: Call,
+        operation: Arc<dyn Operation>,
+        arrival: Option<Arrival>,
+    ) -> Result<u64, Error> {
         let mut state = self.lock();
         state.check_open()?;
-        let job = state.number(call, operation);
+        let job = state.number(call, operation, arrival);
         let seq = job.seq;
         state.tasks.push_back(Task::Collective(job));
         drop(state);
@@ -73,10 +81,11 @@ impl Queue {
         &self,
         call: Call,
         operation: Arc<dyn Operation>,
+        arrival: Option<Arrival>,
     ) -> Result<Result<Job, u64>, Error> {
         let mut state = self.lock();
         state.check_open()?;
-        let job = state.number(call, operation);
+        let job = state.number(call, operation, arrival);
         if !state.busy && state.tasks.is_empty() {
             state.busy = true;
             return Ok(Ok(job));
@@ -149,9 +158,14 @@ impl Queue {
 }
 
 impl State {
-    fn number(&mut self, call: Call, operation: Arc<dyn Operation>) -> Job {
+    fn number(
+        &mut self,
+        call: Call,
+        operation: Arc<dyn Operation>,
+        arrival: Option<Arrival>,
+    ) -> Job {
         self.seq += 1;
-        Job { seq: self.seq, call, operation }
+        Job { seq: self.seq, call, operation, arrival }
     }
 
     fn check_open(&self) -> Result<(), Error> {
@@ -213,9 +227,9 @@ mod model {
                     }
                 }
             });
-            queue.push(all_reduce(1), Arc::new(Nothing)).unwrap();
+            queue.push(all_reduce(1), Arc::new(Nothing), None).unwrap();
             queue.push_flush();
-            if let Ok(job) = queue.take_or_push(all_reduce(1), Arc::new(Nothing)).unwrap() {
+            if let Ok(job) = queue.take_or_push(all_reduce(1), Arc::new(Nothing), None).unwrap() {
                 run(&queue, &last, job);
             }
             queue.close(Error::Closed("the end of the model".into()));

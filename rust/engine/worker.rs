@@ -5,12 +5,14 @@
 //! end because of an operation: errors and panics are settled like results.
 
 use super::Shared;
+use super::devices::Arrival;
 use super::front::Front;
-use super::gradients::{Failed, Member, Shard};
+use super::gradients::{Doing, Failed, Member, Place, Shard, Tensor};
 use super::operation::Operation;
 use super::queue::{Job, Task};
 use crate::arithmetic::element::Element;
 use crate::collective::agreement::{Agreed, AgreedBucket, Shown, agree, explain, shown};
+use crate::collective::call::Kind;
 use crate::collective::fabric::Fabric;
 use crate::collective::hosts;
 use crate::collective::plan::{Plan, tensors_in_arenas};
@@ -110,7 +112,10 @@ fn work(
 enum Way {
     /// By the engine, on this memory.
     Here(Plan, Memory),
-    /// By the inner backend, which raises this when it is done.
+    /// On a device, on this memory: by the engine if it is a gradient, else by the inner backend, which
+    /// raises this when it is done.
+    OnDevice(Memory, Arc<Interrupt>),
+    /// By the inner backend.
     Inside(Arc<Interrupt>),
 }
 
@@ -129,10 +134,14 @@ fn perform(
         Ok(Way::Here(plan, memory)) => {
             perform_here(shared, front, job, plan, &memory, deadline, over)
         }
+        Ok(Way::OnDevice(memory, done)) => {
+            perform_on_device(shared, front, job, &memory, &done, deadline, over)
+        }
         Ok(Way::Inside(done)) => {
-            let agreed = perform_inside(shared, front, &job, &done, deadline, over)?;
-            note(shared, job, &agreed, Ok(()), over);
-            Ok(())
+            let nothing = Shown::default();
+            let agreed =
+                agree(&mut front.fabric, &shared.labels, job.seq, &job.call, nothing, deadline)?;
+            perform_inside(shared, front, job, agreed, &done, over)
         }
         Err(obstacle) => {
             // What keeps this rank from taking part is told to the others, so that all raise.
@@ -148,6 +157,17 @@ fn perform(
 
 /// All that can fail on one rank alone, before the others are told that it takes part.
 fn make_ready(fabric: &Fabric, job: &Job) -> std::result::Result<Way, Option<Error>> {
+    let interrupt = || {
+        Interrupt::new()
+            .map(Arc::new)
+            .map_err(|error| Some(Error::Operation(format!("no event descriptor: {error}"))))
+    };
+    if let Some(Arrival { lane, mark }) = &job.arrival {
+        // Before anything touches the tensors: they are not there yet.
+        lane.wait(mark).map_err(|fault| Some(Error::Operation(fault.0)))?;
+        job.operation.prepare().map_err(Some)?;
+        return Ok(Way::OnDevice(job.operation.open().map_err(Some)?, interrupt()?));
+    }
     job.operation.prepare().map_err(Some)?;
     match Plan::of(&job.call.view, fabric.size(), fabric.topology()) {
         Some(plan) => {
@@ -155,10 +175,7 @@ fn make_ready(fabric: &Fabric, job: &Job) -> std::result::Result<Way, Option<Err
             plan.arrange(&mut memory, fabric.size());
             Ok(Way::Here(plan, memory))
         }
-        None => match Interrupt::new() {
-            Ok(done) => Ok(Way::Inside(Arc::new(done))),
-            Err(error) => Err(Some(Error::Operation(format!("no event descriptor: {error}")))),
-        },
+        None => Ok(Way::Inside(interrupt()?)),
     }
 }
 
@@ -188,7 +205,16 @@ fn perform_here(
     let agreed = agree(fabric, &shared.labels, job.seq, &job.call, own, deadline)?;
     if let Some(bucket) = agreed.bucket.filter(|_| compresses) {
         front.gradients.counters().add(Stage::Agree, start.elapsed().as_secs_f64());
-        return exchange_gradient(shared, front, job, plan, memory, agreed, bucket, over);
+        let (Plan::AllReduce(reducer), Some(element)) = (plan, element_of(&job)) else {
+            let view = &job.call.view;
+            return Err(Error::Operation(format!("gflow: {view} cannot be a gradient bucket")));
+        };
+        let tensor = memory.outputs[0];
+        let in_arenas = tensors_in_arenas(fabric, tensor, &agreed, deadline)
+            .map_err(|failure| explain(failure, &shared.labels, job.seq, &job.call))?;
+        let place = Place::Host { reducer, in_arenas };
+        let tensor = Tensor { span: tensor, element, place, of: doing(&job) };
+        return exchange_gradient(shared, front, job, tensor, agreed, bucket, over);
     }
     if fits {
         let due = |rank| plan.to_show(memory, rank).bytes;
@@ -204,49 +230,70 @@ fn perform_here(
     Ok(())
 }
 
+/// Carries out a collective on a device, or puts it there: what it does there is done later, in order.
+fn perform_on_device(
+    shared: &Arc<Shared>,
+    front: &mut Front,
+    job: Job,
+    memory: &Memory,
+    done: &Arc<Interrupt>,
+    deadline: Instant,
+    over: &mut Vec<Over>,
+) -> Result<()> {
+    let Front { fabric, gradients } = front;
+    let (step, momentum) = (gradients.step_of(job.call.bucket), gradients.momentum_code());
+    let own = Shown { step, momentum, ..Shown::default() };
+    let start = Instant::now();
+    let agreed = agree(fabric, &shared.labels, job.seq, &job.call, own, deadline)?;
+    gradients.counters().add(Stage::Agree, start.elapsed().as_secs_f64());
+    let bucket = agreed.bucket.filter(|_| gradients.method().is_some());
+    // The same on all ranks: it follows from what they have agreed on.
+    match (bucket, element_of(&job), memory.outputs.first()) {
+        (Some(bucket), Some(element), Some(span)) if job.call.view.kind == Kind::AllReduce => {
+            let place = Place::Device { lane: job.call.view.lane };
+            let tensor = Tensor { span: *span, element, place, of: doing(&job) };
+            exchange_gradient(shared, front, job, tensor, agreed, bucket, over)
+        }
+        _ => perform_inside(shared, front, job, agreed, done, over),
+    }
+}
+
+fn element_of(job: &Job) -> Option<Element> {
+    Element::from_torch(job.call.view.dtype)
+}
+
+fn doing(job: &Job) -> Arc<Doing> {
+    Arc::new(Doing { seq: job.seq, call: job.call.clone() })
+}
+
 /// Exchanges a gradient bucket on which the ranks have agreed, now or together with others.
-#[allow(clippy::too_many_arguments)]
 fn exchange_gradient(
     shared: &Arc<Shared>,
     front: &mut Front,
     job: Job,
-    plan: Plan,
-    memory: &Memory,
+    tensor: Tensor,
     agreed: Agreed,
     bucket: AgreedBucket,
     over: &mut Vec<Over>,
 ) -> Result<()> {
     let deadline = Instant::now() + job.call.timeout;
-    let (tensor, view) = (memory.outputs[0], &job.call.view);
-    let (Plan::AllReduce(reducer), Some(element)) = (plan, Element::from_torch(view.dtype)) else {
-        return Err(Error::Operation(format!("gflow: {view} cannot be a gradient bucket")));
-    };
-    let density = front.gradients.density_of(&bucket, element);
+    let density = front.gradients.density_of(&bucket, tensor.element);
     let chunk = front.gradients.method().map_or(1, |method| method.chunk);
-    if density.is_none() || !bucket.by_all {
+    if density.is_none() || !bucket.by_all || !front.gradients.goes_with(tensor.lane()) {
         deliver_all(shared, front, over)?;
     }
     let Front { fabric, gradients } = front;
     let failed = |failure| explain(failure, &shared.labels, job.seq, &job.call);
-    let in_arenas = tensors_in_arenas(fabric, tensor, &agreed, deadline).map_err(failed)?;
     let Some(density) = density else {
-        let kind = (element, &reducer);
-        gradients
-            .exchange_exactly(fabric, &bucket, tensor, in_arenas.as_deref(), kind, deadline)
-            .map_err(failed)?;
+        gradients.exchange_exactly(fabric, &bucket, &tensor, deadline).map_err(failed)?;
         complete(shared, job, &agreed, over);
         return Ok(());
     };
-    gradients
-        .counters()
-        .time(Stage::WithinHost, || {
-            hosts::reduce_within(fabric, tensor, in_arenas.as_deref(), &reducer, deadline)
-        })
-        .map_err(failed)?;
-    shared.announce(fabric, gradients, element);
-    let shard =
-        hosts::own_shard(fabric.topology(), tensor).map(|span| Shard::new(span, element, chunk));
-    gradients.hold(Member { job, agreed, bucket, density, tensor, in_arenas, shard });
+    gradients.reduce_within(fabric, &tensor, deadline).map_err(failed)?;
+    shared.announce(fabric, gradients, tensor.element);
+    let shard = hosts::own_shard(fabric.topology(), tensor.span)
+        .map(|span| Shard::new(span, tensor.element, chunk));
+    gradients.hold(Member { job, agreed, bucket, density, tensor, shard });
     if !bucket.by_all {
         // A rank that is not in this backward pass does not know when it ends.
         return deliver_all(shared, front, over);
@@ -294,18 +341,16 @@ fn note(shared: &Shared, job: Job, agreed: &Agreed, outcome: Result<()>, over: &
     over.push(Over { own, outcome });
 }
 
-/// Lets the inner backend carry a collective out.
+/// Lets the inner backend carry a collective out, on which the ranks have agreed.
 fn perform_inside(
     shared: &Arc<Shared>,
     front: &mut Front,
-    job: &Job,
+    job: Job,
+    agreed: Agreed,
     done: &Arc<Interrupt>,
-    deadline: Instant,
     over: &mut Vec<Over>,
-) -> Result<Agreed> {
+) -> Result<()> {
     let explain = |failure: Failure| explain(failure, &shared.labels, job.seq, &job.call);
-    let nothing = Shown::default();
-    let agreed = agree(&mut front.fabric, &shared.labels, job.seq, &job.call, nothing, deadline)?;
     deliver_all(shared, front, over)?;
 
     let fabric = &mut front.fabric;
@@ -326,6 +371,10 @@ fn perform_inside(
             let doing = format!("{} #{}", job.call.view, job.seq);
             Err(Error::Connection { doing, reason: error.to_string() })
         }
-        other => other.map(|()| agreed),
+        Err(error) => Err(error),
+        Ok(()) => {
+            note(shared, job, &agreed, Ok(()), over);
+            Ok(())
+        }
     }
 }

@@ -35,6 +35,8 @@ pub enum Failure {
     Interrupted,
     /// Something failed here, in this process, for this reason.
     Broken(String),
+    /// The GPU of this rank, its driver or NCCL failed.
+    Device { rank: usize, reason: String },
 }
 
 /// What every wait heeds besides what it waits for.

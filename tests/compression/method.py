@@ -62,6 +62,7 @@ class Bucket:
         wire: str = "fp16",
         momentum: float = 0.0,
         nesterov: bool = False,
+        clears_velocity: bool = True,
     ) -> None:
         self.residual = torch.zeros(hosts, numel)
         self.velocity = torch.zeros(hosts, numel)
@@ -71,6 +72,7 @@ class Bucket:
         self.schedule = (density, warmup, ramp)
         self.wire = wire
         self.momentum, self.nesterov = momentum, nesterov
+        self.clears_velocity = clears_velocity
         self.step = 0
 
     def exchange(self, given: list[torch.Tensor], seen: torch.Tensor) -> Delivered:
@@ -100,7 +102,8 @@ class Bucket:
             self.residual[:, c] -= sent.float() / scale
             if self.wire != "fp32":
                 self.residual[0, c] += ((total - rounded) / scale).float()
-            self.velocity[:, c] = 0.0
+            if self.clears_velocity:
+                self.velocity[:, c] = 0.0
             result[c] = (rounded / scale).float()
             epsilon = torch.finfo(dtype).eps
             least = torch.finfo(dtype).smallest_normal * epsilon

@@ -1,5 +1,5 @@
 """Proves what momentum does in the engine: the same as in the optimizer while all is exact, and
-after that what the method says, with the velocity cleared where it was sent."""
+after that what the method says, with the velocity cleared where it was sent if it is old by then."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ from tests.ranks import Team
 MOMENTUM = 0.9
 
 
-def train(rank: int, world: int, steps: int, nesterov: bool) -> dict[str, Any]:
+def train(
+    rank: int, world: int, steps: int, nesterov: bool, momentum: float = MOMENTUM
+) -> dict[str, Any]:
     model = DistributedDataParallel(
         Dictated(), bucket_cap_mb=SMALL_BUCKETS, find_unused_parameters=True
     )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=MOMENTUM, nesterov=nesterov)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum, nesterov=nesterov)
     assert gflow.take_momentum(optimizer)
     delivered = []
     for step in range(steps):
@@ -51,12 +53,25 @@ def train(rank: int, world: int, steps: int, nesterov: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("nesterov", [False, True], ids=["plain", "nesterov"])
 @pytest.mark.parametrize(
-    ("world", "wire", "density"), [(2, "fp32", 0.45), (2, "fp16", 0.1), (3, "fp16", 0.3)]
+    ("world", "wire", "density", "momentum", "clears"),
+    [
+        (2, "fp32", 0.45, 0.9, False),
+        (2, "fp16", 0.1, 0.9, False),
+        (2, "fp16", 0.05, 0.1, True),
+        (3, "fp16", 0.005, 0.9, True),
+    ],
 )
-def test_the_velocity_is_added_up_and_cleared_where_it_is_sent(
-    compressing: Callable[..., Team], world: int, wire: str, density: float, nesterov: bool
+def test_the_velocity_is_added_up_and_cleared_where_it_is_sent_if_it_is_old_by_then(
+    compressing: Callable[..., Team],
+    world: int,
+    wire: str,
+    density: float,
+    momentum: float,
+    clears: bool,
+    nesterov: bool,
 ) -> None:
-    answers = compressing(world, wire=wire, density=density).run(train, 14, nesterov)
+    team = compressing(world, wire=wire, density=density)
+    answers = team.run(train, 14, nesterov, momentum)
     for answer in answers:
         assert same_bits(answer["weights"], answers[0]["weights"])
     delivered, layout = answers[0]["delivered"], answers[0]["layout"]
@@ -68,8 +83,9 @@ def test_the_velocity_is_added_up_and_cleared_where_it_is_sent(
             density=density,
             warmup=2,
             wire=wire,
-            momentum=MOMENTUM,
+            momentum=momentum,
             nesterov=nesterov,
+            clears_velocity=clears,
         )
         for step, parts in enumerate(delivered):
             own = [divided(gradients(rank, step), world) for rank in range(world)]

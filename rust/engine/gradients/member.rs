@@ -4,6 +4,7 @@
 use super::accumulation::Stretch;
 use super::bucket::Bucket;
 use super::parcel::{Load, Parcel};
+use super::tensor::Tensor;
 use crate::arithmetic::element::Element;
 use crate::collective::agreement::{Agreed, AgreedBucket};
 use crate::collective::span::Span;
@@ -20,23 +21,24 @@ pub struct Member {
     pub agreed: Agreed,
     pub bucket: AgreedBucket,
     pub density: f64,
-    pub tensor: Span,
-    /// The tensors of all ranks of this host, if they live in shared memory.
-    pub in_arenas: Option<Vec<Span>>,
+    pub tensor: Tensor,
     /// What this rank carries of the tensor, if it carries anything.
     pub shard: Option<Shard>,
 }
 
-/// The part of a bucket that this rank carries between hosts.
+/// The part of a bucket that this rank carries between hosts. Of one on a device only the place and the
+/// sizes are known here.
 pub struct Shard {
-    span: Span,
-    element: Element,
-    grid: Grid,
+    pub span: Span,
+    pub element: Element,
+    pub grid: Grid,
     /// By chunk: the L1 norm of what could be sent, of this rank, then of all hosts.
     pub norms: Vec<f32>,
     /// The chunks that are sent, ascending, and by what they are multiplied on the wire.
     chosen: Vec<u32>,
     scales: Vec<f32>,
+    /// How many elements it sends.
+    pub sent_elements: usize,
     pub weight: Weight,
 }
 
@@ -57,6 +59,7 @@ impl Shard {
             norms: Vec::new(),
             chosen: Vec::new(),
             scales: Vec::new(),
+            sent_elements: 0,
             weight: Weight::default(),
         }
     }
@@ -80,19 +83,18 @@ impl Shard {
     }
 
     /// Moves the gradient to what was not sent before, and takes the norms of the chunks. What is
-    /// left is zeros: that is what comes back of chunks that are not sent.
+    /// left is zeros: that is what comes back of chunks that are not sent. The bucket has room for it.
     pub fn accumulate(
         &mut self,
         bucket: &mut Bucket,
         momentum: Option<Momentum>,
         room: &mut Vec<f32>,
     ) {
-        bucket.make_room(self.elements(), true, momentum);
         let (chunk, elements) = (self.grid.chunk, self.elements());
         let stretch = Stretch {
             gradient: self.gradient(0..elements),
-            residual: &mut bucket.residual,
-            velocity: momentum.map(|momentum| (&mut bucket.velocity[..], momentum)),
+            residual: bucket.residual.on_host(),
+            velocity: momentum.map(|momentum| (bucket.velocity.on_host(), momentum)),
             chunk,
         };
         let norms = stretch.accumulate(room);
@@ -109,13 +111,10 @@ impl Shard {
         self.chosen.retain(|index| self.norms[*index as usize].is_finite());
         self.scales =
             self.chosen.iter().map(|index| scale_for(self.norms[*index as usize], wire)).collect();
+        let elements = |index: &u32| self.grid.range(*index as usize).len();
+        self.sent_elements = self.chosen.iter().map(elements).sum();
         let sent: f64 = self.chosen.iter().map(|index| f64::from(own[*index as usize])).sum();
         self.weight.unsent = (self.weight.unsent - sent).max(0.0);
-    }
-
-    /// How many elements it sends.
-    pub fn sent_elements(&self) -> usize {
-        self.chosen.iter().map(|index| self.grid.range(*index as usize).len()).sum()
     }
 
     /// The chosen chunks: where each is in the shard, and its scale.
@@ -127,8 +126,9 @@ impl Shard {
     /// Packs a chosen chunk; what the cast rounds off stays. If it `clears` the velocity, that has
     /// had its effect, and would push on in a direction that is old by then.
     pub fn pack(bucket: &mut Bucket, wire: Wire, load: &Load, clears: bool, out: &mut [u8]) {
-        pack(&mut bucket.residual[load.range.clone()], load.scale, wire, out);
-        if let Some(velocity) = bucket.velocity.get_mut(load.range.clone()).filter(|_| clears) {
+        pack(&mut bucket.residual.on_host()[load.range.clone()], load.scale, wire, out);
+        let velocity = bucket.velocity.on_host().get_mut(load.range.clone());
+        if let Some(velocity) = velocity.filter(|_| clears) {
             velocity.fill(0.0);
         }
     }
@@ -153,7 +153,7 @@ impl Shard {
         parcel: &mut Parcel,
         is_first_host: bool,
     ) {
-        let residual = &mut bucket.residual[load.range.clone()];
+        let residual = &mut bucket.residual.on_host()[load.range.clone()];
         let rounded_off = parcel.rounded_off(load.place.clone());
         if !rounded_off.is_empty() {
             take_back(residual, rounded_off, load.scale);

@@ -2,12 +2,14 @@
 //! every rank of a group and never changes, so all ranks draw the same conclusions from it.
 
 use crate::arithmetic::element::Element;
-use crate::compress::Schedule;
-use crate::compress::Wire;
+use crate::compress::{Momentum, Schedule, Wire};
 
 /// DDP rebuilds its buckets after the first step, or with a static graph after the second. What is
 /// exchanged before that must leave nothing behind: its bucket is never seen again.
 const STEPS_UNTIL_SETTLED: u64 = 2;
+
+/// Clearing a velocity this rarely costs a twentieth of what the momentum does in all.
+const BUILD_UPS_UNTIL_OLD: f64 = 16.0;
 
 #[derive(Debug, Clone)]
 pub struct Method {
@@ -29,10 +31,13 @@ impl Method {
         self.schedule.density_at(step)
     }
 
-    /// Whether what is sent takes its velocity along. A chunk that is sent in most steps has no old
-    /// velocity: without it such a chunk would have no momentum at all.
-    pub fn clears_velocity(&self, density: f64) -> bool {
-        density < 0.5
+    /// Whether what is sent takes its velocity along (momentum factor masking). A velocity needs
+    /// some `1 / (1 - factor)` steps to build up. A chunk that is sent about as often would lose
+    /// most of its momentum by that, and train as with a smaller learning rate; one that waits for
+    /// much longer has a velocity that is old by the time it is sent.
+    pub fn clears_velocity(&self, density: f64, momentum: Momentum) -> bool {
+        let build_up_steps = 1.0 / (1.0 - f64::from(momentum.factor)).max(f64::MIN_POSITIVE);
+        1.0 / density >= BUILD_UPS_UNTIL_OLD * build_up_steps
     }
 
     /// What it does, for the person whose gradients these are.
@@ -57,4 +62,31 @@ impl Method {
 /// A fraction as a percentage, without digits that say nothing.
 fn percent(fraction: f64) -> f64 {
     (fraction * 1e6).round() / 1e4
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_velocity_is_cleared_only_where_it_is_much_older_than_it_takes_to_build_up() {
+        let schedule = Schedule { density: 0.1, warmup_steps: 2, ramp_steps: 0 };
+        let method = Method { schedule, chunk: 1, wire: Wire::F16, fusion_bytes: 0 };
+        let clears = |density: f64, factor: f32| {
+            method.clears_velocity(density, Momentum { factor, nesterov: false })
+        };
+        for (density, factor, expected) in [
+            (1.0, 0.9, false),
+            (0.1, 0.9, false),
+            (0.01, 0.9, false),
+            (0.005, 0.9, true),
+            (0.001, 0.99, false),
+            (0.0005, 0.99, true),
+            (0.1, 0.5, false),
+            (0.02, 0.5, true),
+            (1e-9, 1.0, false),
+        ] {
+            assert_eq!(clears(density, factor), expected, "density {density}, momentum {factor}");
+        }
+    }
 }

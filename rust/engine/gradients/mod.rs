@@ -4,9 +4,11 @@
 //! A bucket is summed within its host, then held until enough of them are together
 //! ([`Gradients::hold`]). Then they are exchanged as one ([`Gradients::close`]): each is added to
 //! what was not sent before, the ranks agree on the norms of its chunks and so on which are sent,
-//! and the chosen ones go round the ring with the [`courier`]. What the courier brings back is put
-//! into the tensors when the next exchange is on its way, or the backward pass is over
-//! ([`Gradients::deliver_all`]).
+//! and the chosen ones go to the other hosts. What comes back is put into the tensors when the next
+//! exchange is on its way, or the backward pass is over ([`Gradients::deliver_all`]).
+//!
+//! How each of these is done depends on where the gradients are, and is a [`path`]. In what order, and
+//! what is counted and kept, does not, and is written here, once.
 //!
 //! Everything here happens in the order of the program, which is the same on every rank; nothing
 //! may depend on time, or on what one rank alone knows. Nothing is changed of what a bucket keeps
@@ -15,30 +17,38 @@
 mod accumulation;
 mod bucket;
 mod courier;
+mod device;
+mod host;
+mod meeting;
 mod member;
 mod method;
 mod norms;
+mod numbers;
 mod parcel;
+mod path;
+mod tensor;
 
-pub use bucket::Bucket;
+pub use bucket::{Bucket, State};
 pub use courier::Courier;
 pub use member::{Member, Shard, can_be_compressed};
 pub use method::Method;
 #[cfg(test)]
 pub use parcel::ENOUGH;
+pub use tensor::{Doing, Place, Tensor};
 
+use super::devices::Devices;
 use crate::arithmetic::element::Element;
-use crate::arithmetic::reducer::Reducer;
 use crate::collective::agreement::AgreedBucket;
 use crate::collective::call::Call;
 use crate::collective::fabric::Fabric;
 use crate::collective::hosts;
-use crate::collective::span::Span;
-use crate::compress::{Gradient, Momentum, add_velocity};
-use crate::metrics::gradients::{Exchanged, GradientCounters, Stage};
+use crate::compress::Momentum;
+use crate::cuda;
+use crate::metrics::gradients::{Exchanged, GradientCounters};
 use crate::transport::Failure;
-use courier::Delivery;
-use parcel::Parcel;
+use device::DevicePath;
+use host::HostPath;
+use path::{Buckets, Manner, Means, Path};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -48,20 +58,42 @@ pub struct Gradients {
     /// `None`: every gradient is exchanged exactly.
     method: Option<Method>,
     momentum: Option<Momentum>,
-    /// What is kept from step to step, by the number of the bucket.
-    buckets: BTreeMap<u32, Bucket>,
-    /// Buckets that wait for others to be exchanged with.
+    buckets: Buckets,
+    /// Buckets that wait for others to be exchanged with; all on the same path.
     held: Vec<Member>,
-    /// The exchange that the courier is at, or has brought back.
+    /// The exchange that was dispatched and is not complete.
     under_way: Option<Vec<Member>>,
-    courier: Option<Courier>,
-    /// Parcels that came back; their memory is used again.
-    used: Vec<Parcel>,
-    /// Room in which a chunk is remembered while it is changed.
-    room: Vec<f32>,
+    paths: Paths,
     /// Whether the exchanges of a step that the training job skips have to be undone.
     can_undo: bool,
     counters: Arc<GradientCounters>,
+}
+
+/// The ways to the other hosts.
+#[derive(Default)]
+struct Paths {
+    host: HostPath,
+    /// By the number of the lane.
+    devices: BTreeMap<u32, DevicePath>,
+    opened: Arc<Devices>,
+}
+
+impl Paths {
+    /// The path for tensors on this lane.
+    fn on(&mut self, lane: u32, rank: usize) -> Result<&mut dyn Path, Failure> {
+        if lane == 0 {
+            return Ok(&mut self.host);
+        }
+        if !self.devices.contains_key(&lane) {
+            let Some(opened) = self.opened.lane(lane) else {
+                return Err(Failure::Broken(format!("there is no lane {lane}")));
+            };
+            let path = DevicePath::new(opened, self.opened.watchdog.clone(), rank);
+            self.devices.insert(lane, path);
+        }
+        let path = self.devices.get_mut(&lane).expect("it was just put there");
+        Ok(path)
+    }
 }
 
 /// Why an exchange of gradients failed, and the first collective of those that it was for.
@@ -86,9 +118,7 @@ impl Gradients {
             buckets: BTreeMap::new(),
             held: Vec::new(),
             under_way: None,
-            courier: None,
-            used: Vec::new(),
-            room: Vec::new(),
+            paths: Paths::default(),
             can_undo: false,
             counters: Arc::default(),
         }
@@ -100,7 +130,12 @@ impl Gradients {
 
     /// Gives the one who carries parcels; without one this rank carries nothing.
     pub fn employ(&mut self, courier: Courier) {
-        self.courier = Some(courier);
+        self.paths.host.courier = Some(courier);
+    }
+
+    /// Gives the devices that gradients may be on.
+    pub fn use_devices(&mut self, devices: Arc<Devices>) {
+        self.paths.opened = devices;
     }
 
     /// How gradients are exchanged, if not always exactly.
@@ -132,45 +167,58 @@ impl Gradients {
         &mut self,
         fabric: &mut Fabric,
         bucket: &AgreedBucket,
-        tensor: Span,
-        in_arenas: Option<&[Span]>,
-        (element, reducer): (Element, &Reducer),
+        tensor: &Tensor,
         deadline: Instant,
     ) -> Result<(), Failure> {
-        let kept = self.buckets.entry(bucket.number).or_default();
-        kept.step = bucket.step + 1;
-        let sent = |fabric: &mut Fabric| fabric.ring().map_or(0, |(ring, _)| ring.sent());
-        let before = sent(fabric);
-        let shard = hosts::own_shard(fabric.topology(), tensor);
-        self.counters.time(Stage::WithinHost, || {
-            hosts::reduce_within(fabric, tensor, in_arenas, reducer, deadline)
-        })?;
-        let momentum = self.momentum.filter(|_| can_be_compressed(element));
+        let momentum = self.momentum.filter(|_| can_be_compressed(tensor.element));
+        let shard = hosts::own_shard(fabric.topology(), tensor.span);
+        let rank = fabric.rank();
+        let (path, mut means) = self.on_path(fabric, tensor.lane(), deadline)?;
+        means.buckets.entry(bucket.number).or_default().step = bucket.step + 1;
+        path.reduce_within(&mut means, tensor)?;
         if let (Some(shard), Some(momentum)) = (shard, momentum) {
-            kept.make_room(shard.bytes / element.bytes(), false, Some(momentum));
-            if self.can_undo {
-                kept.keep();
-            }
-            // SAFETY: until it is handed out, the shard is this rank's alone.
-            let gradient = Gradient::from_bytes(unsafe { shard.as_slice() }, element);
-            let mut gradient = gradient.expect("only such have momentum here");
-            add_velocity(&mut gradient, &mut kept.velocity, momentum);
+            let kept = means.buckets.entry(bucket.number).or_default();
+            let (elements, limit) = (shard.bytes / tensor.element.bytes(), left(deadline));
+            kept.make_room(elements, false, Some(momentum), &path.home(), limit)
+                .and_then(|()| if means.can_undo { kept.keep() } else { Ok(()) })
+                .map_err(|fault| Failure::Device { rank, reason: fault.0 })?;
+            path.add_velocity(shard, tensor.element, &mut kept.velocity, momentum)?;
         }
-        self.counters
-            .time(Stage::Wire, || hosts::reduce_across(fabric, tensor, reducer, deadline))?;
-        self.counters.time(Stage::WithinHost, || {
-            hosts::hand_out_within(fabric, tensor, in_arenas, deadline)
-        })?;
+        let sent = path.reduce_across(&mut means, tensor)?;
+        path.hand_out_within(&mut means, tensor)?;
         self.counters.exchanged(Exchanged {
             bucket: bucket.number,
             step: bucket.step + 1,
-            gradient_bytes: tensor.bytes as u64,
+            gradient_bytes: tensor.span.bytes as u64,
             carried_bytes: shard.map_or(0, |shard| shard.bytes as u64),
-            wire_bytes: sent(fabric) - before,
+            wire_bytes: sent,
             density: 1.0,
             residual_ratio: 0.0,
         });
         Ok(())
+    }
+
+    /// Sums a bucket within the host, before it is held.
+    pub fn reduce_within(
+        &mut self,
+        fabric: &mut Fabric,
+        tensor: &Tensor,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        let (path, mut means) = self.on_path(fabric, tensor.lane(), deadline)?;
+        path.reduce_within(&mut means, tensor)
+    }
+
+    /// The path for tensors on this lane, and what it works with.
+    fn on_path<'a>(
+        &'a mut self,
+        fabric: &'a mut Fabric,
+        lane: u32,
+        deadline: Instant,
+    ) -> Result<(&'a mut dyn Path, Means<'a>), Failure> {
+        let path = self.paths.on(lane, fabric.rank())?;
+        let (buckets, counters) = (&mut self.buckets, &*self.counters);
+        Ok((path, Means { fabric, buckets, counters, can_undo: self.can_undo, deadline }))
     }
 
     /// Takes a bucket, after it was summed within the host. It is exchanged when the time comes.
@@ -180,9 +228,14 @@ impl Gradients {
         self.held.push(member);
     }
 
+    /// Whether what is held can be exchanged together with a bucket on this lane.
+    pub fn goes_with(&self, lane: u32) -> bool {
+        self.held.iter().all(|member| member.tensor.lane() == lane)
+    }
+
     /// Whether the buckets that are held are enough for an exchange.
     pub fn is_full(&self) -> bool {
-        let bytes: usize = self.held.iter().map(|member| member.tensor.bytes).sum();
+        let bytes: usize = self.held.iter().map(|member| member.tensor.span.bytes).sum();
         self.method.as_ref().is_none_or(|method| bytes >= method.fusion_bytes)
     }
 
@@ -192,17 +245,22 @@ impl Gradients {
         members.next().map(|member| member.job.call.timeout)
     }
 
-    /// Exchanges the buckets that are held, as one. Returns those of the exchange before, which
-    /// are complete now: while the parcel of one goes round, the next is made.
+    /// Exchanges the buckets that are held, as one. Returns those that are complete now: of the exchange
+    /// before, if the host does something for this one while that is on its way; else of both.
     pub fn close(&mut self, fabric: &mut Fabric, deadline: Instant) -> Result<Vec<Member>, Failed> {
         let mut members = std::mem::take(&mut self.held);
         let Some(first) = members.first() else { return Ok(Vec::new()) };
         let failed = Failed::at(first);
-        self.dispatch(fabric, &mut members, deadline).map_err(failed)?;
-        match self.under_way.replace(members) {
-            Some(before) => self.deliver(fabric, before, deadline),
-            None => Ok(Vec::new()),
+        let is_done =
+            self.dispatch(fabric, &mut members, deadline).map_err(|failure| failed(failure))?;
+        let mut delivered = match self.under_way.replace(members) {
+            Some(before) => self.deliver(fabric, before, deadline)?,
+            None => Vec::new(),
+        };
+        if let Some(members) = self.under_way.take_if(|_| is_done) {
+            delivered.extend(self.deliver(fabric, members, deadline)?);
         }
+        Ok(delivered)
     }
 
     /// Exchanges and completes everything.
@@ -240,93 +298,42 @@ impl Gradients {
     /// The training job has looked at the gradients that were exchanged since the last call, and
     /// changed their unit by `factor`. If it has `skipped` the step, all that was exchanged goes
     /// back to where it was: nobody has used it.
-    pub fn take_note_of_step(&mut self, skipped: bool, factor: f32) {
+    pub fn take_note_of_step(&mut self, skipped: bool, factor: f32) -> cuda::Result<()> {
         for bucket in self.buckets.values_mut() {
             if skipped {
                 bucket.undo();
             }
             bucket.forget_kept();
             if factor != 1.0 {
-                bucket.rescale(factor);
+                bucket.rescale(factor)?;
             }
         }
+        Ok(())
     }
 
-    pub fn bucket(&self, number: u32) -> Option<&Bucket> {
-        self.buckets.get(&number)
+    /// What is kept of a bucket; nothing if it was never exchanged. It may wait for a device.
+    pub fn state_of(&self, number: u32, limit: Duration) -> cuda::Result<State> {
+        self.buckets.get(&number).map_or(Ok(State::default()), |bucket| bucket.state(limit))
     }
 
     /// Puts back what a bucket kept when its state was saved.
-    pub fn load(&mut self, number: u32, bucket: Bucket) {
-        self.buckets.insert(number, bucket);
+    pub fn load(&mut self, number: u32, state: State) {
+        self.buckets.insert(number, Bucket::from(state));
     }
 
-    /// From the gradients to the parcel, and off it goes.
+    /// Sends what is chosen of some buckets on its way. Returns whether they can be completed at once.
     fn dispatch(
         &mut self,
         fabric: &mut Fabric,
         members: &mut [Member],
         deadline: Instant,
-    ) -> Result<(), Failure> {
-        let Gradients {
-            method, momentum, buckets, courier, can_undo, counters, room, used, ..
-        } = self;
-        let (Some(method), Some(courier)) = (method, courier) else { return Ok(()) };
-        let seq = members[0].job.seq;
-        let mut shards: Vec<_> = members
-            .iter_mut()
-            .enumerate()
-            .filter_map(|(index, member)| {
-                let (number, density) = (member.bucket.number, member.density);
-                member.shard.as_mut().map(|shard| (index, number, density, shard))
-            })
-            .collect();
-
-        counters.time(Stage::Accumulate, || {
-            for (_, number, _, shard) in &mut shards {
-                let bucket = buckets.entry(*number).or_default();
-                if *can_undo {
-                    bucket.keep();
-                }
-                shard.accumulate(bucket, *momentum, room);
-            }
-        });
-
-        let own: Vec<f32> =
-            shards.iter().flat_map(|(_, _, _, shard)| shard.norms.iter().copied()).collect();
-        let mut sums = own.clone();
-        let sent = counters
-            .time(Stage::Norms, || norms::sum_over_hosts(fabric, seq, &mut sums, deadline))?;
-        counters.norms(sent);
-
-        counters.time(Stage::Pack, || {
-            let (mut own, mut sums) = (&own[..], &sums[..]);
-            for (_, _, density, shard) in &mut shards {
-                let (norms, later) = sums.split_at(shard.norms.len());
-                shard.norms.copy_from_slice(norms);
-                shard.choose(*density, method.wire, &own[..norms.len()]);
-                shard.spread_poison();
-                (sums, own) = (later, &own[norms.len()..]);
-            }
-        });
-        let start = Instant::now();
-        let mut parcel = Parcel::new(method.wire, deadline, used.pop());
-        for (member, number, density, shard) in &shards {
-            let clears = method.clears_velocity(*density);
-            let bucket = buckets.entry(*number).or_default();
-            for (range, scale) in shard.chosen() {
-                if parcel.is_full_for(range.len()) {
-                    let next = Parcel::new(method.wire, deadline, used.pop());
-                    let full = std::mem::replace(&mut parcel, next);
-                    courier.send(full)?;
-                }
-                let (load, out) = parcel.add(*member, range, scale);
-                Shard::pack(bucket, method.wire, &load, clears, out);
-            }
-        }
-        counters.add(Stage::Pack, start.elapsed().as_secs_f64());
-        // Also if it is empty: an exchange ends with its last parcel.
-        courier.send(parcel.last())
+    ) -> Result<bool, Failure> {
+        let Some(method) = self.method.clone() else { return Ok(true) };
+        let manner = Manner { method: &method, momentum: self.momentum };
+        let lane = members.first().map_or(0, |member| member.tensor.lane());
+        let (path, mut means) = self.on_path(fabric, lane, deadline)?;
+        path.dispatch(&mut means, members, manner)?;
+        Ok(path.is_done_when_dispatched())
     }
 
     /// Completes the oldest exchange under way, whose members these are.
@@ -336,52 +343,31 @@ impl Gradients {
         mut members: Vec<Member>,
         deadline: Instant,
     ) -> Result<Vec<Member>, Failed> {
-        let Gradients { method, buckets, courier, counters, used, .. } = self;
         let failed = Failed::at(&members[0]);
-        let mut sent_in_all = 0;
-        if let (Some(method), Some(courier)) = (method, courier) {
-            let is_first_host = fabric.topology().host() == 0;
-            let mut parcels = 0;
-            loop {
-                parcels += 1;
-                let delivery = counters
-                    .time(Stage::Wait, || courier.receive(|| fabric.check()))
-                    .map_err(&failed)?;
-                let Delivery { mut parcel, outcome, seconds, sent } = delivery;
-                counters.add(Stage::Wire, seconds);
-                sent_in_all += sent;
-                outcome.map_err(&failed)?;
-                counters.time(Stage::Unpack, || {
-                    for load in std::mem::take(&mut parcel.loads) {
-                        let member = &mut members[load.member];
-                        let Some(shard) = &mut member.shard else { continue };
-                        let bucket = buckets.entry(member.bucket.number).or_default();
-                        shard.unpack(bucket, method.wire, &load, &mut parcel, is_first_host);
-                    }
-                });
-                let is_last = parcel.is_last();
-                used.push(parcel);
-                if is_last {
-                    break;
-                }
-            }
-            // At a lower density fewer are needed than at the start of the ramp.
-            used.truncate(2 * parcels);
+        let method = self.method.clone();
+        let lane = members[0].tensor.lane();
+        let (path, mut means) = self.on_path(fabric, lane, deadline).map_err(&failed)?;
+        let sent = match &method {
+            Some(method) => path.receive(&mut means, &mut members, method).map_err(&failed)?,
+            None => 0,
+        };
+        count(means.counters, &members, sent);
+        for member in &members {
+            path.hand_out_within(&mut means, &member.tensor).map_err(&failed)?;
         }
-        count(counters, &members, sent_in_all);
-        counters.time(Stage::WithinHost, || {
-            members.iter().try_for_each(|member| {
-                let in_arenas = member.in_arenas.as_deref();
-                hosts::hand_out_within(fabric, member.tensor, in_arenas, deadline).map_err(&failed)
-            })
-        })?;
         Ok(members)
     }
 }
 
+/// How long it is until then.
+fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
+}
+
 /// Counts an exchange that is complete, for which this rank has sent so many bytes.
 fn count(counters: &GradientCounters, members: &[Member], sent: u64) {
-    let elements = |member: &Member| member.shard.as_ref().map_or(0, Shard::sent_elements) as u64;
+    let elements =
+        |member: &Member| member.shard.as_ref().map_or(0, |shard| shard.sent_elements) as u64;
     let all: u64 = members.iter().map(elements).sum();
     for member in members {
         let shard = member.shard.as_ref();
@@ -389,7 +375,7 @@ fn count(counters: &GradientCounters, members: &[Member], sent: u64) {
         counters.exchanged(Exchanged {
             bucket: member.bucket.number,
             step: member.bucket.step + 1,
-            gradient_bytes: member.tensor.bytes as u64,
+            gradient_bytes: member.tensor.span.bytes as u64,
             carried_bytes: shard.map_or(0, |shard| shard.bytes() as u64),
             wire_bytes: (sent * elements(member)).checked_div(all).unwrap_or(0),
             density: member.density,

@@ -60,9 +60,9 @@ extern "C" void gflow_host_switch(void** from, void* to);
 
 void Block::begin(unsigned thread) {
   // The stack as `gflow_host_switch` leaves it: six registers and where to go. A function begins
-  // with a stack that is 8 bytes off 16, for its caller has put a return address there.
+  // with a return address on the stack, of which there is none here.
   auto** top = reinterpret_cast<void**>(stacks_ + (thread + 1) * STACK_BYTES);
-  top -= 2;
+  *--top = nullptr;
   *--top = reinterpret_cast<void*>(&Block::start);
   for (int i = 0; i < 6; ++i) {
     *--top = nullptr;

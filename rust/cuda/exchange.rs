@@ -1,0 +1,155 @@
+//! The compressed exchange of some shards on a lane: all of its stages, put on the stream one after the
+//! other. How much is sent is known before, so nothing here waits for the device, and when it returns the
+//! exchange is as good as done for whoever comes after it on the stream.
+//!
+//! The arithmetic is that of `compress`, to the bit. Only one thing cannot be had back here: what NCCL
+//! rounds off a partial sum of 16 bits on the way.
+
+use super::communicator::Communicator;
+use super::fault::{Fault, Result};
+use super::kernels::largest_norm;
+use super::lane::Lane;
+use super::nccl::Kind;
+use super::numbers::Numbers;
+use super::room::Room;
+use crate::arithmetic::element::Element;
+use crate::compress::{Grid, Momentum, Wire};
+
+/// The part of a gradient bucket that this rank carries, on the device.
+pub struct Shard<'a> {
+    /// The address of the gradient, which is replaced by what is delivered.
+    pub gradient: u64,
+    pub element: Element,
+    pub grid: Grid,
+    /// How many of its chunks are sent.
+    pub count: usize,
+    pub residual: &'a Numbers,
+    /// With momentum only.
+    pub velocity: Option<&'a Numbers>,
+    /// Whether what is sent takes its velocity along.
+    pub clears_velocity: bool,
+}
+
+/// How the carriers of equal place on all hosts exchange.
+pub struct Exchange<'a> {
+    pub lane: &'a Lane,
+    pub across: &'a Communicator,
+    pub hosts: usize,
+    /// What a gradient of 16 bits cannot express is kept there.
+    pub is_first_host: bool,
+    pub wire: Wire,
+    pub momentum: Option<Momentum>,
+}
+
+/// A shard, and where its parts of the room are.
+pub(super) struct Placed<'a> {
+    pub shard: &'a Shard<'a>,
+    pub chunk: u32,
+    pub chunks: u32,
+    pub count: u32,
+    pub norms: u64,
+    pub gradient_norms: u64,
+    pub chosen: u64,
+    pub slots: u64,
+    pub wire: u64,
+}
+
+/// Where a shard begins on the wire, in elements: enough for the widest access of a kernel.
+const ALIGNMENT: usize = 64;
+
+impl Exchange<'_> {
+    /// Puts the exchange on the stream, and returns how many elements of each shard are sent.
+    pub fn run(&self, shards: &[Shard], room: &mut Room) -> Result<Vec<usize>> {
+        let Exchange { lane, across, wire, .. } = self;
+        let (stream, kernels) = (&lane.stream, &lane.kernels);
+        let clamp = largest_norm(self.hosts);
+        let plan = Plan::new(shards)?;
+        let placed = plan.place(shards, room, lane, *wire)?;
+
+        for one in &placed {
+            kernels.accumulate(stream, one, self.momentum, clamp)?;
+        }
+        let Some(first) = placed.first() else { return Ok(Vec::new()) };
+        // SAFETY: the room is this lane's, and was made as large as the plan.
+        unsafe { across.all_reduce(first.norms, plan.chunks, Kind::from(Element::F32), stream) }?;
+        for one in &placed {
+            kernels.select(stream, one)?;
+            kernels.pack(stream, one, *wire, clamp)?;
+        }
+        // SAFETY: as above.
+        unsafe { across.all_reduce(first.wire, plan.elements, Kind::from(*wire), stream) }?;
+        for one in &placed {
+            kernels.unpack(stream, one, *wire, self.is_first_host, clamp)?;
+        }
+        Ok(placed.iter().map(|one| one.count as usize * one.chunk as usize).collect())
+    }
+}
+
+/// How the room is shared out.
+#[derive(Debug, PartialEq, Eq)]
+struct Plan {
+    /// Chunks, chosen ones, and elements on the wire, of all shards together.
+    chunks: usize,
+    chosen: usize,
+    elements: usize,
+    /// Elements in a chunk of each shard. One that has a single chunk needs no more than it has.
+    chunk_sizes: Vec<u32>,
+}
+
+impl Plan {
+    fn new(shards: &[Shard]) -> Result<Plan> {
+        let mut plan = Plan { chunks: 0, chosen: 0, elements: 0, chunk_sizes: Vec::new() };
+        for shard in shards {
+            let size = shard.grid.chunk.min(shard.grid.elements).max(1);
+            plan.chunk_sizes.push(small(size)?);
+            plan.chunks += shard.grid.chunks();
+            plan.chosen += shard.count;
+            plan.elements += (shard.count * size).next_multiple_of(ALIGNMENT);
+        }
+        Ok(plan)
+    }
+
+    fn place<'a>(
+        &self,
+        shards: &'a [Shard<'a>],
+        room: &mut Room,
+        lane: &Lane,
+        wire: Wire,
+    ) -> Result<Vec<Placed<'a>>> {
+        let four = size_of::<f32>();
+        let mut norms = room.norms.fit(lane, self.chunks * four)?;
+        let mut gradient_norms = room.gradient_norms.fit(lane, self.chunks * four)?;
+        let mut slots = room.slots.fit(lane, self.chunks * four)?;
+        let mut chosen = room.chosen.fit(lane, self.chosen * four)?;
+        let mut wire_at = room.wire.fit(lane, self.elements * wire.element_bytes())?;
+        let place = |(shard, chunk): (&'a Shard<'a>, &u32)| {
+            let (chunks, count) = (small(shard.grid.chunks())?, small(shard.count)?);
+            let chunk = *chunk;
+            let placed = Placed {
+                shard,
+                chunk,
+                chunks,
+                count,
+                norms,
+                gradient_norms,
+                chosen,
+                slots,
+                wire: wire_at,
+            };
+            let each = u64::from(chunks) * four as u64;
+            (norms, gradient_norms, slots) = (norms + each, gradient_norms + each, slots + each);
+            chosen += u64::from(count) * four as u64;
+            let elements = (shard.count * chunk as usize).next_multiple_of(ALIGNMENT);
+            wire_at += (elements * wire.element_bytes()) as u64;
+            Ok(placed)
+        };
+        shards.iter().zip(&self.chunk_sizes).map(place).collect()
+    }
+}
+
+/// A number as kernels take it.
+fn small(number: usize) -> Result<u32> {
+    u32::try_from(number).map_err(|_| {
+        Fault(format!("{number} is too large a number for a kernel: use smaller chunks"))
+    })
+}

@@ -1,0 +1,16 @@
+//! A fault: what the GPU, its driver or NCCL refused to do, in words. It is never a bare code.
+
+use std::fmt;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault(pub String);
+
+pub type Result<T> = std::result::Result<T, Fault>;
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Fault {}

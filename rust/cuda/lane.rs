@@ -1,0 +1,82 @@
+//! A lane: one device of this rank in one group, and what is needed to exchange there. All of it is
+//! loaded when the lane is opened; nothing here knows of other ranks.
+
+use super::context::Context;
+use super::driver;
+use super::event::Event;
+use super::fault::{Fault, Result};
+use super::launcher::Launcher;
+use super::memory::Memory;
+use super::nccl::Nccl;
+use super::stream::Stream;
+use std::fmt;
+use std::sync::Arc;
+
+pub struct Lane {
+    /// Counted from 1, in the order in which this rank has opened its devices for the group.
+    pub number: u32,
+    pub device: i32,
+    /// What the exchanges go on.
+    pub stream: Arc<Stream>,
+    pub kernels: Launcher,
+    pub nccl: &'static Nccl,
+    has_pools: bool,
+}
+
+impl Lane {
+    /// Loads libraries and kernels for a device; `stream` is the raw handle of a stream there, which
+    /// stays valid as long as the lane.
+    pub fn open(number: u32, device: i32, stream: u64) -> Result<Lane> {
+        let devices = driver::devices()?;
+        if !(0..devices).contains(&device) {
+            return Err(Fault(format!("there is no device {device}: this process sees {devices}")));
+        }
+        let description = driver::describe(device)?;
+        let nccl = Nccl::get()?;
+        let context = Arc::new(Context::of(device)?);
+        let kernels = Launcher::load(&context, description.architecture)?;
+        let stream = Arc::new(Stream::borrowed(&context, stream));
+        Ok(Lane { number, device, stream, kernels, nccl, has_pools: description.has_pools })
+    }
+
+    /// Marks what the caller has put on its own stream, for this lane to wait for. `stream` is the raw
+    /// handle of a stream of the lane's device.
+    pub fn mark(&self, stream: u64) -> Result<Event> {
+        let caller = Stream::borrowed(&self.stream.context, stream);
+        if caller.is_capturing()? {
+            return Err(Fault(
+                "this stream is being captured into a CUDA graph, and an exchange of gradients \
+                 cannot be part of one: the ranks agree on each anew. Call it outside of the capture"
+                    .to_string(),
+            ));
+        }
+        caller.record()
+    }
+
+    /// What is put on the lane from now on happens after the mark.
+    pub fn wait(&self, mark: &Event) -> Result<()> {
+        #[cfg(test)]
+        if hooks::FORGETS_TO_WAIT.load(std::sync::atomic::Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.stream.wait(mark)
+    }
+
+    pub fn memory(&self, bytes: usize) -> Result<Memory> {
+        Memory::new(&self.stream, bytes, self.has_pools)
+    }
+}
+
+impl fmt::Debug for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "lane {} on device {}", self.number, self.device)
+    }
+}
+
+/// For a test that proves that a missing wait is noticed.
+#[cfg(test)]
+pub mod hooks {
+    use std::sync::atomic::AtomicBool;
+
+    pub static FORGETS_TO_WAIT: AtomicBool = AtomicBool::new(false);
+}

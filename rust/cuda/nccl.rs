@@ -1,0 +1,325 @@
+//! NCCL's functions, as far as they are used here. The types are those of its header, which has kept
+//! them since version 2. A status that is not known here keeps its number.
+
+use super::fault::{Fault, Result};
+use super::libraries::{Found, find_nccl};
+use crate::arithmetic::element::Element;
+use crate::compress::Wire;
+use libloading::os::unix::{Library, Symbol};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::{Mutex, PoisonError};
+
+/// Aborting a communicator from another thread, which the watchdog does, is sound since this one.
+const LEAST_VERSION: i32 = 21800;
+const SUCCESS: c_int = 0;
+/// Something that was begun goes on; it is no failure.
+const IN_PROGRESS: c_int = 7;
+const SUM: c_int = 0;
+pub const ID_BYTES: usize = 128;
+
+/// A communicator of NCCL's.
+pub type Handle = *mut c_void;
+type Stream = *mut c_void;
+
+/// What the ranks of a new communicator know each other by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct UniqueId(pub [u8; ID_BYTES]);
+
+/// An element as NCCL numbers it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kind(c_int);
+
+impl From<Element> for Kind {
+    fn from(element: Element) -> Kind {
+        Kind(match element {
+            Element::I8 => 0,
+            Element::U8 => 1,
+            Element::I32 => 2,
+            Element::I64 => 4,
+            Element::F16 => 6,
+            Element::F32 => 7,
+            Element::F64 => 8,
+            Element::BF16 => 9,
+        })
+    }
+}
+
+impl From<Wire> for Kind {
+    fn from(wire: Wire) -> Kind {
+        Kind::from(match wire {
+            Wire::F16 => Element::F16,
+            Wire::BF16 => Element::BF16,
+            Wire::F32 => Element::F32,
+        })
+    }
+}
+
+macro_rules! functions {
+    ($($field:ident = $name:literal ($($argument:ty),*) -> $result:ty;)*) => {
+        struct Functions {
+            $($field: Symbol<unsafe extern "C" fn($($argument),*) -> $result>,)*
+        }
+
+        impl Functions {
+            fn of(library: &Library) -> std::result::Result<Functions, libloading::Error> {
+                Ok(Functions {
+                    // SAFETY: the type is that of NCCL's header.
+                    $($field: unsafe { library.get($name.as_bytes()) }?,)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    version = "ncclGetVersion" (*mut c_int) -> c_int;
+    unique_id = "ncclGetUniqueId" (*mut UniqueId) -> c_int;
+    init_rank = "ncclCommInitRank" (*mut Handle, c_int, UniqueId, c_int) -> c_int;
+    abort = "ncclCommAbort" (Handle) -> c_int;
+    async_error = "ncclCommGetAsyncError" (Handle, *mut c_int) -> c_int;
+    group_start = "ncclGroupStart" () -> c_int;
+    group_end = "ncclGroupEnd" () -> c_int;
+    all_reduce = "ncclAllReduce" (*const c_void, *mut c_void, usize, c_int, c_int, Handle, Stream) -> c_int;
+    reduce_scatter = "ncclReduceScatter" (*const c_void, *mut c_void, usize, c_int, c_int, Handle, Stream) -> c_int;
+    all_gather = "ncclAllGather" (*const c_void, *mut c_void, usize, c_int, Handle, Stream) -> c_int;
+    reduce = "ncclReduce" (*const c_void, *mut c_void, usize, c_int, c_int, c_int, Handle, Stream) -> c_int;
+    broadcast = "ncclBroadcast" (*const c_void, *mut c_void, usize, c_int, c_int, Handle, Stream) -> c_int;
+    error_string = "ncclGetErrorString" (c_int) -> *const c_char;
+    last_error = "ncclGetLastError" (Handle) -> *const c_char;
+}
+
+pub struct Nccl {
+    functions: Functions,
+    pub version: i32,
+    pub origin: String,
+    _library: Library,
+}
+
+impl Nccl {
+    /// NCCL, which is looked for until it is found, and then stays.
+    pub fn get() -> Result<&'static Nccl> {
+        static FOUND: Mutex<Option<&'static Nccl>> = Mutex::new(None);
+        let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+        match *found {
+            Some(nccl) => Ok(nccl),
+            None => {
+                let nccl: &'static Nccl = Box::leak(Box::new(Nccl::load(find_nccl()?)?));
+                Ok(*found.insert(nccl))
+            }
+        }
+    }
+
+    fn load(Found { library, origin }: Found) -> Result<Nccl> {
+        let functions = Functions::of(&library)
+            .map_err(|error| Fault(format!("NCCL in {origin} cannot be used: {error}")))?;
+        let mut version = 0;
+        // SAFETY: it fills in a number.
+        let status = unsafe { (functions.version)(&mut version) };
+        let nccl = Nccl { functions, version, origin, _library: library };
+        nccl.check("ncclGetVersion", status, None)?;
+        if version < LEAST_VERSION {
+            return Err(Fault(format!(
+                "NCCL in {} is version {}, and gflow needs {} or newer",
+                nccl.origin,
+                in_words(version),
+                in_words(LEAST_VERSION)
+            )));
+        }
+        Ok(nccl)
+    }
+
+    pub fn unique_id(&self) -> Result<UniqueId> {
+        let mut id = UniqueId([0; ID_BYTES]);
+        // SAFETY: it fills in an id.
+        let status = unsafe { (self.functions.unique_id)(&mut id) };
+        self.check("ncclGetUniqueId", status, None)?;
+        Ok(id)
+    }
+
+    /// Meets the other ranks of a new communicator, for as long as that takes. The device is that of
+    /// the context that this thread is in.
+    pub fn init_rank(&self, ranks: usize, id: UniqueId, rank: usize) -> Result<Handle> {
+        let mut handle = std::ptr::null_mut();
+        let (ranks, rank) = (number(ranks)?, number(rank)?);
+        // SAFETY: it fills in a handle.
+        let status = unsafe { (self.functions.init_rank)(&mut handle, ranks, id, rank) };
+        self.check("ncclCommInitRank", status, None)?;
+        Ok(handle)
+    }
+
+    /// Ends a communicator, and with it whatever it is at, without the other ranks.
+    ///
+    /// # Safety
+    /// The handle is valid, and nobody begins anything with it any more.
+    pub unsafe fn abort(&self, handle: Handle) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let status = unsafe { (self.functions.abort)(handle) };
+        self.check("ncclCommAbort", status, None)
+    }
+
+    /// What has gone wrong since, where nobody waited for it.
+    ///
+    /// # Safety
+    /// The handle is valid.
+    pub unsafe fn async_error(&self, handle: Handle) -> Result<()> {
+        let mut status = SUCCESS;
+        // SAFETY: it fills in a number.
+        let outcome = unsafe { (self.functions.async_error)(handle, &mut status) };
+        self.check("ncclCommGetAsyncError", outcome, None)?;
+        if status == IN_PROGRESS {
+            return Ok(());
+        }
+        self.check("what NCCL was at", status, Some(handle))
+    }
+
+    /// Makes one of what is put on streams in `work`: NCCL may then do it at once.
+    pub fn group(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        // SAFETY: it needs nothing.
+        self.check("ncclGroupStart", unsafe { (self.functions.group_start)() }, None)?;
+        let outcome = work();
+        // Also if that failed: what was started must be ended.
+        // SAFETY: as above.
+        let ended = self.check("ncclGroupEnd", unsafe { (self.functions.group_end)() }, None);
+        outcome.and(ended)
+    }
+
+    /// # Safety
+    /// The handle and the stream are valid, and the memory of the device is when the stream gets there.
+    pub unsafe fn all_reduce(
+        &self,
+        memory: u64,
+        count: usize,
+        kind: Kind,
+        on: (Handle, Stream),
+    ) -> Result<()> {
+        let (from, to) = (memory as *const c_void, memory as *mut c_void);
+        // SAFETY: the caller's promise.
+        let status =
+            unsafe { (self.functions.all_reduce)(from, to, count, kind.0, SUM, on.0, on.1) };
+        self.check("ncclAllReduce", status, Some(on.0))
+    }
+
+    /// Of `each` elements a rank, those of this rank become the sum, in their place.
+    ///
+    /// # Safety
+    /// As for [`Nccl::all_reduce`], and there is as much memory for every rank.
+    pub unsafe fn reduce_scatter(
+        &self,
+        memory: u64,
+        own: u64,
+        each: usize,
+        kind: Kind,
+        on: (Handle, Stream),
+    ) -> Result<()> {
+        let (from, to) = (memory as *const c_void, own as *mut c_void);
+        // SAFETY: the caller's promise.
+        let status =
+            unsafe { (self.functions.reduce_scatter)(from, to, each, kind.0, SUM, on.0, on.1) };
+        self.check("ncclReduceScatter", status, Some(on.0))
+    }
+
+    /// Every rank gets the elements of all, each in its place.
+    ///
+    /// # Safety
+    /// As for [`Nccl::reduce_scatter`].
+    pub unsafe fn all_gather(
+        &self,
+        memory: u64,
+        own: u64,
+        each: usize,
+        kind: Kind,
+        on: (Handle, Stream),
+    ) -> Result<()> {
+        let (from, to) = (own as *const c_void, memory as *mut c_void);
+        // SAFETY: the caller's promise.
+        let status = unsafe { (self.functions.all_gather)(from, to, each, kind.0, on.0, on.1) };
+        self.check("ncclAllGather", status, Some(on.0))
+    }
+
+    /// The elements of rank `root` become the sum.
+    ///
+    /// # Safety
+    /// As for [`Nccl::all_reduce`].
+    pub unsafe fn reduce(
+        &self,
+        memory: u64,
+        count: usize,
+        kind: Kind,
+        root: usize,
+        on: (Handle, Stream),
+    ) -> Result<()> {
+        let (from, to) = (memory as *const c_void, memory as *mut c_void);
+        let root = number(root)?;
+        // SAFETY: the caller's promise.
+        let status =
+            unsafe { (self.functions.reduce)(from, to, count, kind.0, SUM, root, on.0, on.1) };
+        self.check("ncclReduce", status, Some(on.0))
+    }
+
+    /// The elements become those of rank `root`.
+    ///
+    /// # Safety
+    /// As for [`Nccl::all_reduce`].
+    pub unsafe fn broadcast(
+        &self,
+        memory: u64,
+        count: usize,
+        kind: Kind,
+        root: usize,
+        on: (Handle, Stream),
+    ) -> Result<()> {
+        let (from, to) = (memory as *const c_void, memory as *mut c_void);
+        let root = number(root)?;
+        // SAFETY: the caller's promise.
+        let status =
+            unsafe { (self.functions.broadcast)(from, to, count, kind.0, root, on.0, on.1) };
+        self.check("ncclBroadcast", status, Some(on.0))
+    }
+
+    fn check(&self, call: &str, status: c_int, of: Option<Handle>) -> Result<()> {
+        if status == SUCCESS {
+            return Ok(());
+        }
+        let text = |text: *const c_char| match text.is_null() {
+            true => String::new(),
+            // SAFETY: NCCL gives strings that stay, or none.
+            false => unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned(),
+        };
+        // SAFETY: any number may be asked for.
+        let meaning = text(unsafe { (self.functions.error_string)(status) });
+        // SAFETY: the handle is the caller's; NCCL takes none as well.
+        let last = text(unsafe { (self.functions.last_error)(of.unwrap_or(std::ptr::null_mut())) });
+        let last = if last.is_empty() { last } else { format!(". NCCL says: {}", last.trim()) };
+        Err(Fault(format!("{call} failed with status {status}: {meaning}{last}")))
+    }
+}
+
+/// A version as people write it.
+pub fn in_words(version: i32) -> String {
+    format!("{}.{}.{}", version / 10000, version / 100 % 100, version % 100)
+}
+
+fn number(value: usize) -> Result<c_int> {
+    c_int::try_from(value).map_err(|_| Fault(format!("{value} is too large a number for NCCL")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_read_as_people_write_them() {
+        assert_eq!(in_words(21803), "2.18.3");
+        assert_eq!(in_words(22907), "2.29.7");
+    }
+
+    #[test]
+    fn every_wire_is_the_element_of_its_name() {
+        for (wire, element) in
+            [(Wire::F16, Element::F16), (Wire::BF16, Element::BF16), (Wire::F32, Element::F32)]
+        {
+            assert_eq!(Kind::from(wire), Kind::from(element));
+        }
+    }
+}

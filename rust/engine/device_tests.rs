@@ -1,0 +1,290 @@
+//! Whole exchanges of gradients on GPUs, on ranks that are threads of one process: against the scalar
+//! reference and against the engine on the CPU, to the bit.
+//!
+//! The GPUs are those of the stand-in (tests/gpu/standin), a libcuda and a libnccl that run on the CPU and
+//! notice what is touched by two streams with no event between them. So these tests are left out unless
+//! they are asked for: tests/gpu/test_engine.py builds the stand-in and asks for all of them.
+
+mod failures;
+mod gpu;
+mod standin;
+
+use super::gradient_tests::{self, Came, Case, cases, check_with, kept_of, two_hosts};
+use super::gradients::{Gradients, State};
+use super::whole_tests::Member;
+use crate::arithmetic::element::Element;
+use crate::compress::{Momentum, Wire};
+use crate::cuda::lane::hooks::FORGETS_TO_WAIT;
+use gpu::{Gpu, gpus};
+use proptest::test_runner::{Config, TestRunner};
+use standin::Standin;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// All ranks' gradients of a step.
+fn gradients(case: &Case, step: u64) -> Vec<Vec<Vec<f32>>> {
+    let of_rank = |rank| (0..case.buckets.len()).map(|b| case.gradient(rank, b, step)).collect();
+    (0..case.hosts.len()).map(of_rank).collect()
+}
+
+/// Exchanges one step's buckets on all ranks' GPUs, and returns what each rank got of each.
+fn exchange(case: &Case, members: &[Member], gpus: &[Gpu], gradients: &[Vec<Vec<f32>>]) -> Came {
+    exchange_as(case, members, gpus, gradients, None)
+}
+
+/// The same, with a rank that has `joined`: it has run out of data.
+fn exchange_as(
+    case: &Case,
+    members: &[Member],
+    gpus: &[Gpu],
+    gradients: &[Vec<Vec<f32>>],
+    joined: Option<usize>,
+) -> Came {
+    std::thread::scope(|scope| {
+        let rank = |rank: usize| {
+            let (member, gpu) = (&members[rank], &gpus[rank]);
+            let gradients = &gradients[rank];
+            let is_tagged = joined != Some(rank);
+            scope.spawn(move || gpu::exchange(case, member, gpu, gradients, is_tagged))
+        };
+        let ranks: Vec<_> = (0..members.len()).map(rank).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn every_exchange_on_gpus_is_to_the_bit_what_the_reference_makes_of_it() {
+    let standin = Standin::ready();
+    standin.delay_streams(200);
+    standin.set_small(usize::MAX);
+    let config = Config { cases: 30, failure_persistence: None, ..Config::default() };
+    TestRunner::new(config)
+        .run(&cases(), |case| {
+            let case = Case { on_gpus: true, in_arena: false, ..case };
+            let members = case.members();
+            let gpus = gpus(&members);
+            check_with(&case, &members, &|gradients| exchange(&case, &members, &gpus, gradients));
+            standin.assert_clean();
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Buckets whose parts on the wire begin and end where the CPU's do, so that rings are cut alike.
+fn on_both(hosts: Vec<usize>, element: Element, momentum: Option<Momentum>) -> Case {
+    Case {
+        hosts,
+        buckets: vec![64 * 100, 64 * 30, 64 * 70],
+        element,
+        wire: Wire::F32,
+        chunk: 64,
+        density: gradient_tests::DENSITY,
+        fusion_bytes: 30_000,
+        momentum,
+        in_arena: false,
+        on_gpus: false,
+        seed: 11,
+    }
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn gpus_give_bit_for_bit_what_the_cpu_engine_gives() {
+    let standin = Standin::ready();
+    standin.delay_streams(100);
+    // Between the norms, which are added in the order of ranks, and the rest, which goes round the ring.
+    standin.set_small(1024);
+    let layouts = [vec![0, 1], vec![0, 1, 2], vec![0, 1, 2, 3], vec![0, 0, 1, 1]];
+    let momenta = [None, Some(Momentum { factor: 0.9, nesterov: true })];
+    let elements = [Element::F32, Element::F16, Element::BF16];
+    for (index, hosts) in layouts.into_iter().enumerate() {
+        for momentum in momenta {
+            for element in elements {
+                // 16 bits are added in the order of places in memory and of the ring in NCCL: the same
+                // of two.
+                if element == Element::F32 || index == 0 {
+                    check_on_both(&on_both(hosts.clone(), element, momentum), 20);
+                }
+            }
+        }
+    }
+    standin.assert_clean();
+}
+
+fn check_on_both(case: &Case, steps: u64) {
+    let (on_cpu, on_gpu) = (case.members(), case.members());
+    let gpus = gpus(&on_gpu);
+    for step in 0..steps {
+        let gradients = gradients(case, step);
+        let expected = gradient_tests::exchange(case, &on_cpu, &gradients, None);
+        let came = exchange(case, &on_gpu, &gpus, &gradients);
+        assert!(came == expected, "step {step} of {case:?}");
+        assert_same_states(case, &on_cpu, &on_gpu);
+    }
+}
+
+fn assert_same_states(case: &Case, on_cpu: &[Member], on_gpu: &[Member]) {
+    let bits = |state: State| {
+        let bits = |numbers: Vec<f32>| numbers.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        (state.step, bits(state.residual), bits(state.velocity))
+    };
+    for (rank, (cpu, gpu)) in on_cpu.iter().zip(on_gpu).enumerate() {
+        for bucket in 1..=case.buckets.len() as u32 {
+            let (expected, kept) = (kept_of(&cpu.engine, bucket), kept_of(&gpu.engine, bucket));
+            assert_eq!(bits(kept), bits(expected), "bucket {bucket} of rank {rank}");
+        }
+    }
+}
+
+fn on_all<T>(members: &[Member], action: impl Fn(usize, &mut Gradients) -> T) -> Vec<T> {
+    let one = |(rank, member): (usize, &Member)| {
+        member.engine.with_gradients(LIMIT, |gradients| action(rank, gradients)).unwrap()
+    };
+    members.iter().enumerate().map(one).collect()
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn skipped_steps_new_scales_poison_and_loaded_states_are_as_on_the_cpu() {
+    let standin = Standin::ready();
+    standin.delay_streams(100);
+    standin.set_small(1024);
+    let momentum = Some(Momentum { factor: 0.9, nesterov: false });
+    for (element, momentum) in [(Element::F32, momentum), (Element::BF16, None)] {
+        let case = on_both(vec![0, 1], element, momentum);
+        let (on_cpu, mut on_gpu) = (case.members(), case.members());
+        let mut gpus_of = gpus(&on_gpu);
+        for group in [&on_cpu, &on_gpu] {
+            on_all(group, |_, gradients| gradients.keep_for_undo(true));
+        }
+        for step in 0..14 {
+            let mut gradients = gradients(&case, step);
+            match step {
+                4 => gradients[1][0][70] = f32::NAN,
+                5 => gradients[0][2][4479] = f32::INFINITY,
+                // More chunks than are left to choose from are poisoned.
+                7 => gradients[0][1].iter_mut().step_by(64).for_each(|x| *x = f32::NEG_INFINITY),
+                _ => {}
+            }
+            let expected = gradient_tests::exchange(&case, &on_cpu, &gradients, None);
+            let came = exchange(&case, &on_gpu, &gpus_of, &gradients);
+            assert!(came == expected, "step {step} of {case:?}");
+            let (is_skipped, factor) =
+                (matches!(step, 4 | 6), if step % 3 == 0 { 0.5 } else { 1.0 });
+            for group in [&on_cpu, &on_gpu] {
+                on_all(group, |_, gradients| gradients.take_note_of_step(is_skipped, factor))
+                    .into_iter()
+                    .for_each(|noted| noted.unwrap());
+            }
+            assert_same_states(&case, &on_cpu, &on_gpu);
+            if step == 10 {
+                // Another group goes on with what was saved.
+                let kept = |bucket| {
+                    on_gpu.iter().map(|member| kept_of(&member.engine, bucket)).collect::<Vec<_>>()
+                };
+                let states: Vec<_> = (1..=3).map(kept).collect();
+                on_gpu = case.members();
+                gpus_of = gpus(&on_gpu);
+                on_all(&on_gpu, |rank, gradients| {
+                    gradients.keep_for_undo(true);
+                    for (index, state) in states.iter().enumerate() {
+                        gradients.load(index as u32 + 1, state[rank].clone());
+                    }
+                });
+            }
+        }
+    }
+    standin.assert_clean();
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn a_rank_that_has_run_out_of_data_pays_what_it_owes_on_gpus_as_on_the_cpu() {
+    let standin = Standin::ready();
+    standin.set_small(1024);
+    let case = on_both(vec![0, 1], Element::F32, None);
+    let (on_cpu, on_gpu) = (case.members(), case.members());
+    let gpus = gpus(&on_gpu);
+    for step in 0..12 {
+        let joined = (step > 5).then_some(1);
+        let mut gradients = gradients(&case, step);
+        if joined.is_some() {
+            gradients[1].iter_mut().for_each(|bucket| bucket.fill(0.0));
+        }
+        let expected = gradient_tests::exchange(&case, &on_cpu, &gradients, joined);
+        let came = exchange_as(&case, &on_gpu, &gpus, &gradients, joined);
+        assert!(came == expected, "step {step}");
+    }
+    assert_same_states(&case, &on_cpu, &on_gpu);
+    standin.assert_clean();
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn no_thread_waits_for_a_gpu_in_a_step() {
+    let standin = Standin::ready();
+    let case = Case { hosts: vec![0, 0, 1, 1], ..two_hosts(vec![3000, 500]) };
+    let members = case.members();
+    let gpus = gpus(&members);
+    for step in 0..6 {
+        let before = standin.host_waits();
+        let gradients = gradients(&case, step);
+        let begin =
+            |rank: usize| gpu::begin(&case, &members[rank], &gpus[rank], &gradients[rank], true);
+        let pending: Vec<_> = (0..members.len()).flat_map(begin).collect();
+        let pending: Vec<_> = pending.into_iter().map(gpu::Pending::settled).collect();
+        let waits = standin.host_waits() - before;
+        pending.into_iter().for_each(|one| drop(one.content()));
+        assert_eq!(waits, 0, "step {step}");
+    }
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn a_wait_that_is_left_out_is_noticed() {
+    let standin = Standin::ready();
+    standin.delay_streams(500);
+    let case = two_hosts(vec![3000, 500]);
+    let members = case.members();
+    let gpus = gpus(&members);
+    exchange(&case, &members, &gpus, &gradients(&case, 0));
+    standin.assert_clean();
+    FORGETS_TO_WAIT.store(true, Ordering::Relaxed);
+    exchange(&case, &members, &gpus, &gradients(&case, 1));
+    FORGETS_TO_WAIT.store(false, Ordering::Relaxed);
+    let (races, last) = standin.races();
+    assert!(races > 0, "nobody has noticed");
+    assert!(last.contains("stream"), "{last}");
+    standin.clear();
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn a_rank_may_use_several_gpus_and_the_cpu_in_one_group() {
+    let standin = Standin::ready();
+    let case = two_hosts(vec![3000, 500, 2000, 700]);
+    let expected_by = case.members();
+    let members = case.members();
+    let (first, second) = (gpus(&members), gpu::more_gpus(&members));
+    for step in 0..6 {
+        let all = gradients(&case, step);
+        let expected = gradient_tests::exchange(&case, &expected_by, &all, None);
+        let came: Came = std::thread::scope(|scope| {
+            let rank = |rank: usize| {
+                let (case, member, gradients) = (&case, &members[rank], &all[rank]);
+                let places = [Some(&first[rank]), None, Some(&second[rank]), Some(&first[rank])];
+                scope.spawn(move || gpu::exchange_on(case, member, &places, gradients))
+            };
+            let ranks: Vec<_> = (0..members.len()).map(rank).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        if step < gradient_tests::WARMUP {
+            assert!(came == expected, "step {step}");
+        }
+        assert!(came[0] == came[1], "step {step}");
+    }
+    standin.assert_clean();
+}

@@ -1,0 +1,275 @@
+//! What goes wrong on GPUs: every time an error in words, on every rank, and never a hang or a panic.
+
+use super::gpu::{self, Gpu, Pending, call_for, gpus, submit};
+use super::standin::Standin;
+use super::{exchange, gradients};
+use crate::collective::call::{Call, Kind};
+use crate::engine::gradient_tests::{self, Case, two_hosts};
+use crate::engine::whole_tests::{Member, call};
+use crate::error::Result;
+use std::time::{Duration, Instant};
+
+const CUDA_ERROR_OUT_OF_MEMORY: i32 = 2;
+const CUDA_ERROR_LAUNCH_FAILED: i32 = 719;
+const NCCL_REMOTE_ERROR: i32 = 6;
+/// Of a test's calls that are to time out.
+const SHORT: Duration = Duration::from_millis(700);
+/// Enough for everything here that must not hang.
+const BOUND: Duration = Duration::from_secs(15);
+
+/// A group of two hosts that has made its first exchanges: the communicators are there, and the next
+/// one is compressed.
+fn group() -> (Case, Vec<Member>, Vec<Gpu>) {
+    let case = two_hosts(vec![3000]);
+    let members = case.members();
+    let gpus = gpus(&members);
+    for step in 0..=gradient_tests::WARMUP {
+        exchange(&case, &members, &gpus, &gradients(&case, step));
+    }
+    (case, members, gpus)
+}
+
+/// Begins an exchange of the only bucket on some ranks.
+fn begin(case: &Case, members: &[Member], gpus: &[Gpu], timeout: Duration) -> Vec<Result<Pending>> {
+    let ranks = members.iter().zip(gpus).enumerate();
+    let begin = |(rank, (member, gpu)): (usize, (&Member, &Gpu))| {
+        let call = Call { timeout, ..call_for(case, 0, true) };
+        let content = gradient_tests::encode(case.element, &case.gradient(rank, 0, 9));
+        let pending = submit(gpu, member, call, content);
+        member.engine.end_of_pass();
+        pending
+    };
+    ranks.map(begin).collect()
+}
+
+/// The error that every later call on this rank gets; it may take a moment.
+fn later_error(member: &Member) -> String {
+    let start = Instant::now();
+    loop {
+        if let Err(error) = member.engine.check_usable() {
+            return error.to_string();
+        }
+        assert!(start.elapsed() < BOUND, "the group still goes on");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn assert_has(text: &str, parts: &[&str]) {
+    assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+}
+
+/// Ends a group, which must not take long whatever is under way.
+fn end(members: Vec<Member>) {
+    let start = Instant::now();
+    drop(members);
+    assert!(start.elapsed() < 2 * BOUND);
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn an_error_that_nccl_finds_later_fails_the_group_with_rank_operation_and_number() {
+    let standin = Standin::ready();
+    let (case, members, gpus) = group();
+    standin.freeze(gpus[0].engine_stream.raw(), true);
+    begin(&case, &members, &gpus, BOUND);
+    let communicator = members[0].engine.shared.devices.watchdog.communicators()[0].handle();
+    standin.set_async_error(communicator, NCCL_REMOTE_ERROR);
+    let text = later_error(&members[0]);
+    assert_has(&text, &["rank 0", "all_reduce of 3000 elements", "#4", "status 6", "GPU 0"]);
+    let text = later_error(&members[1]);
+    assert_has(&text, &["lost rank 0", "status 6"]);
+    standin.freeze(gpus[0].engine_stream.raw(), false);
+    end(members);
+    standin.clear();
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn a_gpu_that_stands_still_is_late_at_the_deadline_and_ends_no_later_than_its_group() {
+    let standin = Standin::ready();
+    let (case, members, gpus) = group();
+    standin.freeze(gpus[1].engine_stream.raw(), true);
+    begin(&case, &members, &gpus, SHORT);
+    for member in &members {
+        // Who notices it first tells the other.
+        let text = later_error(member);
+        assert_has(&text, &["Timed out after 0.7 s", "all_reduce of 3000 elements", "#4"]);
+    }
+    standin.freeze(gpus[1].engine_stream.raw(), false);
+    end(members);
+    standin.clear();
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn a_group_that_is_destroyed_while_a_gpu_stands_still_does_not_hang() {
+    let standin = Standin::ready();
+    let (case, members, gpus) = group();
+    standin.freeze(gpus[0].engine_stream.raw(), true);
+    begin(&case, &members, &gpus, Duration::from_secs(3600));
+    end(members);
+    standin.freeze(gpus[0].engine_stream.raw(), false);
+    standin.clear();
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn a_rank_that_is_gone_while_its_gpu_is_waited_for_is_named_at_once() {
+    let standin = Standin::ready();
+    let (case, mut members, gpus) = group();
+    standin.freeze(gpus[1].engine_stream.raw(), true);
+    let pending = begin(&case, &members, &gpus, Duration::from_secs(3600));
+    for one in pending.iter().flatten() {
+        assert_eq!(one.outcome(), None);
+    }
+    let gone = members.pop().unwrap();
+    gone.engine.abort("out of memory");
+    let start = Instant::now();
+    let leaving = std::thread::spawn(move || drop(gone));
+    let text = later_error(&members[0]);
+    assert_has(&text, &["lost rank 1", "#4"]);
+    assert!(start.elapsed() < Duration::from_secs(5));
+    standin.freeze(gpus[1].engine_stream.raw(), false);
+    leaving.join().unwrap();
+    end(members);
+    standin.clear();
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn a_call_of_the_driver_or_of_nccl_that_fails_is_an_error_with_its_name_on_every_rank() {
+    let standin = Standin::ready();
+    for (function, code) in [
+        ("cuLaunchKernel", CUDA_ERROR_LAUNCH_FAILED),
+        ("ncclAllReduce", NCCL_REMOTE_ERROR),
+        ("cuEventRecord", CUDA_ERROR_LAUNCH_FAILED),
+        ("cuStreamWaitEvent", CUDA_ERROR_LAUNCH_FAILED),
+        ("cuEventCreate", CUDA_ERROR_OUT_OF_MEMORY),
+    ] {
+        let (case, members, gpus) = group();
+        standin.fail_next(function, code);
+        let begun = begin(&case, &members, &gpus, SHORT);
+        // Whoever has met it says so: at the call, or to all ranks later.
+        let mut texts: Vec<String> = Vec::new();
+        for one in begun {
+            match one {
+                Ok(pending) => texts.extend(pending.outcome()),
+                Err(error) => texts.push(error.to_string()),
+            }
+        }
+        texts.extend(
+            members.iter().filter_map(|m| m.engine.check_usable().err()).map(|e| e.to_string()),
+        );
+        assert!(texts.iter().any(|text| text.contains(function)), "{function}: {texts:?}");
+        end(members);
+        standin.clear();
+    }
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn ranks_that_cannot_meet_in_nccl_are_told_why() {
+    let standin = Standin::ready();
+    for (function, is_at_all) in [("ncclGetUniqueId", true), ("ncclCommInitRank", false)] {
+        let case = two_hosts(vec![3000]);
+        let members = case.members();
+        let gpus = gpus(&members);
+        standin.fail_next(function, NCCL_REMOTE_ERROR);
+        let begun = begin(&case, &members, &gpus, BOUND);
+        let texts: Vec<_> =
+            begun.iter().map(|one| one.as_ref().unwrap().outcome().unwrap()).collect();
+        // An id that nobody could make is known to all; who could not sit down tells the others.
+        assert!(texts.iter().all(|text| text.contains(function)), "{texts:?}");
+        assert!(
+            !is_at_all || texts.iter().all(|text| text.contains("GPU path of rank 0")),
+            "{texts:?}"
+        );
+        end(members);
+        standin.clear();
+    }
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn memory_that_is_not_there_is_an_error() {
+    let standin = Standin::ready();
+    let case = two_hosts(vec![3000]);
+    let members = case.members();
+    let gpus = gpus(&members);
+    for step in 0..gradient_tests::WARMUP {
+        exchange(&case, &members, &gpus, &gradients(&case, step));
+    }
+    // The first is of the tensor itself.
+    let begun: Vec<_> = members
+        .iter()
+        .zip(&gpus)
+        .enumerate()
+        .map(|(rank, (member, gpu))| {
+            let content = gradient_tests::encode(case.element, &case.gradient(rank, 0, 9));
+            let pending = submit(gpu, member, call_for(&case, 0, true), content).unwrap();
+            if rank == 0 {
+                standin.fail_next("cuMemAllocAsync", CUDA_ERROR_OUT_OF_MEMORY);
+                member.engine.end_of_pass();
+                std::thread::sleep(Duration::from_millis(50));
+            } else {
+                member.engine.end_of_pass();
+            }
+            pending
+        })
+        .collect();
+    let texts: Vec<_> = begun.iter().filter_map(Pending::outcome).collect();
+    assert!(texts.iter().any(|text| text.contains("cuMemAllocAsync")), "{texts:?}");
+    end(members);
+    standin.clear();
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn a_stream_that_is_captured_into_a_graph_is_refused_and_the_group_goes_on() {
+    let standin = Standin::ready();
+    let (case, members, gpus) = group();
+    standin.capture(gpus[0].stream.raw(), true);
+    let content = gradient_tests::encode(case.element, &case.gradient(0, 0, 9));
+    let refused = submit(&gpus[0], &members[0], call_for(&case, 0, true), content);
+    standin.capture(gpus[0].stream.raw(), false);
+    assert_has(&refused.err().unwrap().to_string(), &["CUDA graph", "GPU 0"]);
+    exchange(&case, &members, &gpus, &gradients(&case, 9));
+    standin.assert_clean();
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn ranks_whose_tensors_are_in_different_places_are_told_so_and_the_group_goes_on() {
+    let standin = Standin::ready();
+    let (case, members, gpus) = group();
+    let begin = |(rank, member): (usize, &Member)| {
+        let place = (rank == 0).then_some(&gpus[0]);
+        gpu::begin_on(&case, member, &[place], &[case.gradient(rank, 0, 9)])
+    };
+    let pending: Vec<_> = members.iter().enumerate().flat_map(begin).collect();
+    let texts: Vec<_> = pending.iter().map(|one| one.outcome().unwrap()).collect();
+    for text in texts {
+        assert_has(
+            &text,
+            &["rank 0 called all_reduce", "on its GPU", "rank 1 called", "SUM as #4"],
+        );
+    }
+    exchange(&case, &members, &gpus, &gradients(&case, 9));
+    standin.assert_clean();
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn a_tensor_that_is_no_gradient_is_begun_on_the_inner_backend() {
+    let standin = Standin::ready();
+    let (_, members, gpus) = group();
+    let begin = |(member, gpu): (&Member, &Gpu)| {
+        submit(gpu, member, call(Kind::AllReduce, 6, 0, 0, 16), vec![1; 64]).unwrap()
+    };
+    let pending: Vec<_> = members.iter().zip(&gpus).map(begin).collect();
+    for one in pending {
+        // The inner backend of these tests changes nothing.
+        assert_eq!(one.settled().content(), vec![1; 64]);
+    }
+    standin.assert_clean();
+}

@@ -1,0 +1,257 @@
+//! A GPU of a rank, as a training job uses it: a stream of its own, tensors, and operations on them. It
+//! does what csrc does with torch's streams, with the driver alone.
+
+use super::LIMIT;
+use crate::collective::call::{Call, Kind, OnDevice};
+use crate::collective::span::{Memory as Tensors, Span};
+use crate::cuda::context::Context;
+use crate::cuda::event::Event;
+use crate::cuda::memory::Memory;
+use crate::cuda::stream::Stream;
+use crate::engine::gradient_tests::{Case, encode, torch_code};
+use crate::engine::operation::Operation;
+use crate::engine::whole_tests::{Member, OnTensors, Tensor, call};
+use crate::error::{Error, Result};
+use crate::transport::interrupt::Interrupt;
+use cudarc::driver::result::{self, stream};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// What was handed to the driver to read or write later must stay where it is until then.
+type Bytes = Vec<u8>;
+
+pub struct Gpu {
+    pub device: i32,
+    pub context: Arc<Context>,
+    /// The job's stream, and the one that the engine was given.
+    pub stream: Arc<Stream>,
+    pub engine_stream: Arc<Stream>,
+}
+
+impl Gpu {
+    pub fn new(device: usize) -> Gpu {
+        let device = device as i32;
+        let context = Arc::new(Context::of(device).unwrap());
+        let stream = || {
+            let _entered = context.enter().unwrap();
+            // They stay until the process ends, as those of torch's pool do.
+            let handle = stream::create(stream::StreamKind::NonBlocking).unwrap();
+            Arc::new(Stream::borrowed(&context, handle as u64))
+        };
+        let (of_job, of_engine) = (stream(), stream());
+        Gpu { device, context, stream: of_job, engine_stream: of_engine }
+    }
+
+    pub fn open(&self, member: &Member) -> Result<()> {
+        member.engine.open_device(self.device, self.engine_stream.raw())
+    }
+
+    pub fn at(&self) -> OnDevice {
+        OnDevice { device: self.device, stream: self.stream.raw() }
+    }
+}
+
+/// A GPU for each rank, open for its group.
+pub fn gpus(members: &[Member]) -> Vec<Gpu> {
+    open_from(members, 0)
+}
+
+/// Another GPU for each rank.
+pub fn more_gpus(members: &[Member]) -> Vec<Gpu> {
+    open_from(members, members.len())
+}
+
+fn open_from(members: &[Member], first: usize) -> Vec<Gpu> {
+    let open = |(rank, member): (usize, &Member)| {
+        let gpu = Gpu::new(first + rank);
+        gpu.open(member).unwrap();
+        gpu
+    };
+    members.iter().enumerate().map(open).collect()
+}
+
+/// A collective on a tensor of a GPU.
+pub struct OnGpu {
+    span: Span,
+    engine_stream: Arc<Stream>,
+    /// What the job's stream has to wait for, once it is over.
+    end: Mutex<Option<Event>>,
+    settled: Mutex<Option<Sender<Option<String>>>>,
+}
+
+impl Operation for OnGpu {
+    fn prepare(&self) -> Result<()> {
+        Ok(())
+    }
+    fn open(&self) -> Result<Tensors> {
+        Ok(Tensors { inputs: Vec::new(), outputs: vec![self.span] })
+    }
+    fn start(&self, done: Arc<Interrupt>) -> Result<()> {
+        done.raise();
+        Ok(())
+    }
+    fn finish(&self) -> Result<()> {
+        let end = self.engine_stream.record().map_err(|fault| Error::Operation(fault.0))?;
+        *self.end.lock().unwrap() = Some(end);
+        Ok(())
+    }
+    fn broke_connection(&self) -> bool {
+        false
+    }
+    fn settle(&self, error: Option<&Error>) -> bool {
+        if let Some(settled) = self.settled.lock().unwrap().take() {
+            let _ = settled.send(error.map(Error::to_string));
+        }
+        false
+    }
+    fn notify(&self) {}
+}
+
+/// A tensor that is being exchanged.
+pub enum Pending {
+    OnGpu {
+        stream: Arc<Stream>,
+        memory: Memory,
+        operation: Arc<OnGpu>,
+        settled: Receiver<Option<String>>,
+        _from: Bytes,
+    },
+    OnHost {
+        tensor: Tensor,
+        settled: Receiver<Option<String>>,
+    },
+}
+
+impl Pending {
+    /// How it ended, from the host's view.
+    pub fn outcome(&self) -> Option<String> {
+        let (Pending::OnGpu { settled, .. } | Pending::OnHost { settled, .. }) = self;
+        settled.recv_timeout(Duration::from_secs(60)).expect("settled within 60 s")
+    }
+
+    /// It is over from the host's view, and well.
+    pub fn settled(self) -> Pending {
+        assert_eq!(self.outcome(), None);
+        self
+    }
+
+    /// What is in the tensor, when the job's stream gets to it.
+    pub fn content(self) -> Bytes {
+        match self {
+            Pending::OnHost { tensor, .. } => tensor.content(),
+            Pending::OnGpu { stream, memory, operation, .. } => {
+                let end = operation.end.lock().unwrap().take().expect("it was finished");
+                stream.wait(&end).unwrap();
+                let mut bytes = vec![0u8; memory.bytes()];
+                let _entered = stream.context.enter().unwrap();
+                // SAFETY: the bytes stay until the stream was there.
+                unsafe {
+                    result::memcpy_dtoh_async(&mut bytes, memory.address(), stream.raw() as _)
+                }
+                .unwrap();
+                stream.rest(LIMIT).unwrap();
+                bytes
+            }
+        }
+    }
+}
+
+/// Brings a tensor to a GPU, on the job's stream, and begins a call with it.
+pub fn submit(gpu: &Gpu, member: &Member, call: Call, content: Bytes) -> Result<Pending> {
+    let memory = Memory::new(&gpu.stream, content.len(), true).unwrap();
+    let entered = gpu.context.enter().unwrap();
+    // SAFETY: the content stays with what is pending.
+    unsafe { result::memcpy_htod_async(memory.address(), &content, gpu.stream.raw() as _) }
+        .unwrap();
+    drop(entered);
+    let span = Span { address: memory.address() as *mut u8, bytes: content.len() };
+    let (sender, settled) = channel();
+    let operation = Arc::new(OnGpu {
+        span,
+        engine_stream: gpu.engine_stream.clone(),
+        end: Mutex::new(None),
+        settled: Mutex::new(Some(sender)),
+    });
+    let call = Call { on_device: Some(gpu.at()), ..call };
+    member.engine.submit(call, operation.clone())?;
+    Ok(Pending::OnGpu { stream: gpu.stream.clone(), memory, operation, settled, _from: content })
+}
+
+/// The call for a bucket of a case, from 0.
+pub fn call_for(case: &Case, bucket: usize, is_tagged: bool) -> Call {
+    let mut call = call(Kind::AllReduce, torch_code(case.element), 0, 0, case.buckets[bucket]);
+    if is_tagged {
+        (call.gradient, call.bucket) = (true, bucket as u32 + 1);
+    }
+    call
+}
+
+/// Begins the exchange of one rank's buckets, which the backward pass ends.
+pub fn begin(
+    case: &Case,
+    member: &Member,
+    gpu: &Gpu,
+    gradients: &[Vec<f32>],
+    is_tagged: bool,
+) -> Vec<Pending> {
+    let one = |(bucket, gradient): (usize, &Vec<f32>)| {
+        let call = call_for(case, bucket, is_tagged);
+        submit(gpu, member, call, encode(case.element, gradient)).unwrap()
+    };
+    let pending = gradients.iter().enumerate().map(one).collect();
+    if is_tagged {
+        member.engine.end_of_pass();
+    }
+    pending
+}
+
+/// Exchanges one rank's buckets.
+pub fn exchange(
+    case: &Case,
+    member: &Member,
+    gpu: &Gpu,
+    gradients: &[Vec<f32>],
+    is_tagged: bool,
+) -> Vec<Bytes> {
+    let pending = begin(case, member, gpu, gradients, is_tagged);
+    pending.into_iter().map(|one| one.settled().content()).collect()
+}
+
+/// The same, each bucket in a place of its own: on a GPU, or in the memory of the host.
+pub fn exchange_on(
+    case: &Case,
+    member: &Member,
+    places: &[Option<&Gpu>],
+    gradients: &[Vec<f32>],
+) -> Vec<Bytes> {
+    let pending = begin_on(case, member, places, gradients);
+    pending.into_iter().map(|one| one.settled().content()).collect()
+}
+
+/// Begins it.
+pub fn begin_on(
+    case: &Case,
+    member: &Member,
+    places: &[Option<&Gpu>],
+    gradients: &[Vec<f32>],
+) -> Vec<Pending> {
+    let one = |(bucket, (gradient, place)): (usize, (&Vec<f32>, &Option<&Gpu>))| {
+        let (call, content) = (call_for(case, bucket, true), encode(case.element, gradient));
+        match place {
+            Some(gpu) => submit(gpu, member, call, content).unwrap(),
+            None => {
+                let tensor = Tensor::new(&content, 64, None);
+                let memory = Tensors { inputs: Vec::new(), outputs: vec![tensor.span()] };
+                let (sender, settled) = channel();
+                let settle = Mutex::new(Some(sender));
+                let operation = OnTensors { memory, obstacle: None, settled: settle };
+                member.engine.submit(call, Arc::new(operation)).unwrap();
+                Pending::OnHost { tensor, settled }
+            }
+        }
+    };
+    let pending = gradients.iter().zip(places).enumerate().map(one).collect();
+    member.engine.end_of_pass();
+    pending
+}

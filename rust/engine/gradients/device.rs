@@ -1,0 +1,247 @@
+//! The path over a device: every stage is put on the lane's stream, and is as good as done then. Only the
+//! first exchange of a lane waits for the other ranks, to meet them in NCCL.
+//!
+//! The watchdog knows of all that is put on the stream before that begins. Nothing here may wait for the
+//! device, but for a bucket whose state was loaded, which is brought there once.
+
+use super::bucket::Bucket;
+use super::meeting::{Communicators, meet};
+use super::member::Member;
+use super::method::Method;
+use super::numbers::{Home, Numbers};
+use super::path::{Manner, Means, Path};
+use super::tensor::{Doing, Tensor};
+use crate::arithmetic::element::Element;
+use crate::collective::chunks::cut;
+use crate::collective::fabric::Fabric;
+use crate::collective::hosts;
+use crate::collective::span::Span;
+use crate::collective::topology::Topology;
+use crate::compress::Momentum;
+use crate::compress::schedule::count;
+use crate::cuda::exchange::{Exchange, Shard};
+use crate::cuda::lane::Lane;
+use crate::cuda::nccl::Kind;
+use crate::cuda::room::Room;
+use crate::cuda::watchdog::Watchdog;
+use crate::cuda::within::Parts;
+use crate::cuda::{self, Fault};
+use crate::transport::Failure;
+use std::sync::Arc;
+use std::time::Instant;
+
+pub struct DevicePath {
+    lane: Arc<Lane>,
+    watchdog: Arc<Watchdog<Arc<Doing>>>,
+    /// `None` until the first exchange.
+    communicators: Option<Communicators>,
+    room: Room,
+    rank: usize,
+    /// Bytes that this rank sends for exchanges that were not counted yet, as a ring would.
+    sent: u64,
+}
+
+impl DevicePath {
+    /// The path of `rank` over a lane.
+    pub fn new(lane: Arc<Lane>, watchdog: Arc<Watchdog<Arc<Doing>>>, rank: usize) -> DevicePath {
+        let (communicators, room) = (None, Room::default());
+        DevicePath { lane, watchdog, communicators, room, rank, sent: 0 }
+    }
+
+    /// The communicators of this lane, which all ranks make at its first exchange.
+    fn communicators(
+        &mut self,
+        fabric: &mut Fabric,
+        of: &Doing,
+        deadline: Instant,
+    ) -> Result<Communicators, Failure> {
+        if let Some(communicators) = &self.communicators {
+            return Ok(communicators.clone());
+        }
+        let met = meet(fabric, &self.lane, of.seq, deadline)?;
+        for communicator in met.within.iter().chain(&met.across) {
+            self.watchdog.take(communicator);
+        }
+        Ok(self.communicators.insert(met).clone())
+    }
+
+    /// Puts something on the stream, under the eyes of the watchdog.
+    fn enqueue(
+        &self,
+        of: &Arc<Doing>,
+        deadline: Instant,
+        work: impl FnOnce() -> cuda::Result<()>,
+    ) -> Result<(), Failure> {
+        let on_stream = || work().and_then(|()| self.lane.stream.record());
+        self.watchdog.during(of.clone(), deadline, on_stream).map_err(|fault| self.failed(fault))
+    }
+
+    fn failed(&self, fault: Fault) -> Failure {
+        Failure::Device { rank: self.rank, reason: format!("GPU {}: {fault}", self.lane.device) }
+    }
+
+    /// Within the host, of ranks that are not alone there.
+    fn within(
+        &mut self,
+        means: &mut Means,
+        tensor: &Tensor,
+        work: impl FnOnce(&Parts) -> cuda::Result<()>,
+    ) -> Result<(), Failure> {
+        let communicators = self.communicators(means.fabric, &tensor.of, means.deadline)?;
+        let Some(within) = &communicators.within else { return Ok(()) };
+        let topology = means.fabric.topology();
+        let parts = Parts {
+            lane: &self.lane,
+            within,
+            address: tensor.span.address as u64,
+            element: tensor.element,
+            ranges: cut(tensor.span.bytes, topology.carriers()).collect(),
+            ranks: topology.local_ranks().len(),
+            place: topology.place(),
+        };
+        self.enqueue(&tensor.of, means.deadline, || work(&parts))
+    }
+}
+
+impl Path for DevicePath {
+    fn home(&self) -> Home {
+        Home::Device(self.lane.clone())
+    }
+
+    fn reduce_within(&mut self, means: &mut Means, tensor: &Tensor) -> Result<(), Failure> {
+        self.within(means, tensor, |parts| parts.reduce())
+    }
+
+    fn add_velocity(
+        &mut self,
+        shard: Span,
+        element: Element,
+        velocity: &mut Numbers,
+        momentum: Momentum,
+    ) -> Result<(), Failure> {
+        let Some(velocity) = velocity.on_device() else { return Ok(()) };
+        let gradient = (shard.address as u64, element);
+        let Lane { stream, kernels, .. } = &*self.lane;
+        // SAFETY: the tensor belongs to the exchange until that is over, and the velocity is as long.
+        let added = unsafe { kernels.add_velocity(stream, gradient, velocity, momentum) };
+        added.map_err(|fault| self.failed(fault))
+    }
+
+    fn reduce_across(&mut self, means: &mut Means, tensor: &Tensor) -> Result<u64, Failure> {
+        let communicators = self.communicators(means.fabric, &tensor.of, means.deadline)?;
+        let topology = means.fabric.topology();
+        let (Some(across), Some(shard)) =
+            (&communicators.across, hosts::own_shard(topology, tensor.span))
+        else {
+            return Ok(0);
+        };
+        let elements = shard.bytes / tensor.element.bytes();
+        self.enqueue(&tensor.of, means.deadline, || {
+            let (address, kind) = (shard.address as u64, Kind::from(tensor.element));
+            // SAFETY: the tensor belongs to the exchange until that is over.
+            unsafe { across.all_reduce(address, elements, kind, &self.lane.stream) }
+        })?;
+        Ok(ring_bytes(topology, shard.bytes))
+    }
+
+    fn hand_out_within(&mut self, means: &mut Means, tensor: &Tensor) -> Result<(), Failure> {
+        self.within(means, tensor, |parts| parts.hand_out())
+    }
+
+    fn dispatch(
+        &mut self,
+        means: &mut Means,
+        members: &mut [Member],
+        manner: Manner,
+    ) -> Result<(), Failure> {
+        let Some(first) = members.first().map(|member| member.tensor.of.clone()) else {
+            return Ok(());
+        };
+        let communicators = self.communicators(means.fabric, &first, means.deadline)?;
+        let Some(across) = &communicators.across else { return Ok(()) };
+        make_room(means, members, manner, &self.home()).map_err(|fault| self.failed(fault))?;
+        let topology = means.fabric.topology();
+        let exchange = Exchange {
+            lane: &self.lane,
+            across,
+            hosts: topology.hosts(),
+            is_first_host: topology.host() == 0,
+            wire: manner.method.wire,
+            momentum: manner.momentum,
+        };
+        let shards: Vec<_> = members
+            .iter()
+            .filter_map(|member| {
+                let bucket = means.buckets.get(&member.bucket.number)?;
+                shard_of(member, bucket, manner)
+            })
+            .collect();
+        let (mut room, mut sent) = (std::mem::take(&mut self.room), Vec::new());
+        let outcome = self.enqueue(&first, means.deadline, || {
+            sent = exchange.run(&shards, &mut room)?;
+            Ok(())
+        });
+        self.room = room;
+        outcome?;
+        for (member, sent) in members.iter_mut().filter_map(|m| m.shard.as_mut()).zip(sent) {
+            member.sent_elements = sent;
+            let bytes = sent * manner.method.wire.element_bytes();
+            self.sent += ring_bytes(topology, bytes);
+            means.counters.norms(ring_bytes(topology, 4 * member.grid.chunks()));
+        }
+        Ok(())
+    }
+
+    fn is_done_when_dispatched(&self) -> bool {
+        true
+    }
+
+    fn receive(
+        &mut self,
+        _means: &mut Means,
+        _members: &mut [Member],
+        _method: &Method,
+    ) -> Result<u64, Failure> {
+        Ok(std::mem::take(&mut self.sent))
+    }
+}
+
+/// Makes room for what is kept of the members, and remembers it if that may have to be undone.
+fn make_room(
+    means: &mut Means,
+    members: &[Member],
+    manner: Manner,
+    home: &Home,
+) -> cuda::Result<()> {
+    let limit = means.deadline.saturating_duration_since(Instant::now());
+    for member in members {
+        let Some(shard) = &member.shard else { continue };
+        let bucket = means.buckets.entry(member.bucket.number).or_default();
+        bucket.make_room(shard.elements(), true, manner.momentum, home, limit)?;
+        if means.can_undo {
+            bucket.keep()?;
+        }
+    }
+    Ok(())
+}
+
+/// What this rank carries of a member, as the device sees it.
+fn shard_of<'a>(member: &Member, bucket: &'a Bucket, manner: Manner) -> Option<Shard<'a>> {
+    let Manner { method, momentum } = manner;
+    let shard = member.shard.as_ref()?;
+    Some(Shard {
+        gradient: shard.span.address as u64,
+        element: shard.element,
+        grid: shard.grid,
+        count: count(shard.grid.chunks(), member.density),
+        residual: bucket.residual.on_device()?,
+        velocity: bucket.velocity.on_device(),
+        clears_velocity: momentum.is_some_and(|by| method.clears_velocity(member.density, by)),
+    })
+}
+
+/// What a ring of the hosts makes each send of so many bytes; what NCCL really does it does not say.
+fn ring_bytes(topology: &Topology, bytes: usize) -> u64 {
+    let hosts = topology.hosts() as u64;
+    2 * (hosts - 1) * bytes as u64 / hosts
+}

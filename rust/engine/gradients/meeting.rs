@@ -1,0 +1,221 @@
+//! How the ranks meet in NCCL: who makes a communicator shows its id to the others over the connections
+//! that the group has, so only ranks that have proved the group's key get in, and no store has to live on.
+//!
+//! NCCL then waits for all ranks of a communicator, for as long as it likes; so that happens on a thread
+//! of its own, while this one looks after the peers and the deadline.
+
+use crate::collective::agreement::IDS_CODE;
+use crate::collective::fabric::Fabric;
+use crate::cuda::communicator::Communicator;
+use crate::cuda::lane::Lane;
+use crate::cuda::nccl::{ID_BYTES, UniqueId};
+use crate::cuda::{self, Fault};
+use crate::transport::Failure;
+use crate::transport::frame::MAX_PAYLOAD;
+use crate::transport::interrupt::Interrupt;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Instant;
+
+/// This rank's communicators on a lane; those of one rank alone are not there.
+#[derive(Clone, Default)]
+pub struct Communicators {
+    /// With the ranks of this host, in the order of their places.
+    pub within: Option<Arc<Communicator>>,
+    /// With the carriers of equal place on the other hosts, in the order of hosts.
+    pub across: Option<Arc<Communicator>>,
+}
+
+/// A place in a communicator that is being made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Seat {
+    /// The rank of the group that makes the id.
+    maker: usize,
+    ranks: usize,
+    own: usize,
+}
+
+/// Makes the communicators of a lane, together with all ranks. `seq` is the collective that needs them.
+pub fn meet(
+    fabric: &mut Fabric,
+    lane: &Arc<Lane>,
+    seq: u64,
+    deadline: Instant,
+) -> Result<Communicators, Failure> {
+    let rank = fabric.rank();
+    let here = |fault: Fault| Failure::Device { rank, reason: fault.0 };
+    let topology = fabric.topology();
+    let (local, hosts) = (topology.local_ranks(), topology.hosts());
+    let within = Seat { maker: local[0], ranks: local.len(), own: topology.place() };
+    let within = (within.ranks > 1).then_some(within);
+    let across = topology.is_carrier().then(|| Seat {
+        maker: topology.ranks_of(0)[topology.place()],
+        ranks: hosts,
+        own: topology.host(),
+    });
+    let across = across.filter(|_| hosts > 1);
+
+    let make = |seat: Option<Seat>| match seat {
+        Some(seat) if seat.maker == rank => lane.nccl.unique_id().map(Some),
+        _ => Ok(None),
+    };
+    let ids = make(within).and_then(|within| Ok([within, make(across)?]));
+    fabric.swap(&encode(seq, lane.number, &ids), deadline)?;
+    let mut shown = Vec::new();
+    for (rank, message) in fabric.inbox().iter().enumerate() {
+        shown.push(match decode(seq, lane.number, message) {
+            Ok(Ok(ids)) => ids,
+            // The same on all ranks, so all know what is wrong and with whom.
+            Ok(Err(reason)) => return Err(Failure::Device { rank, reason }),
+            Err(reason) => return Err(Failure::Garbled { rank, reason }),
+        });
+    }
+    let id = |seat: Option<Seat>, which: usize| match seat
+        .map(|seat| (seat, shown[seat.maker][which]))
+    {
+        Some((seat, Some(id))) => Ok(Some((seat, id))),
+        Some((seat, None)) => {
+            let reason = "no id of the communicator that it makes".to_string();
+            Err(Failure::Garbled { rank: seat.maker, reason })
+        }
+        None => Ok(None),
+    };
+    let seats = [id(within, 0)?, id(across, 1)?];
+    take_seats(fabric, lane, seats, deadline, here)
+}
+
+fn take_seats(
+    fabric: &mut Fabric,
+    lane: &Arc<Lane>,
+    seats: [Option<(Seat, UniqueId)>; 2],
+    deadline: Instant,
+    here: impl Fn(Fault) -> Failure,
+) -> Result<Communicators, Failure> {
+    let done = Interrupt::new().map(Arc::new);
+    let done = done.map_err(|error| here(Fault(format!("no event descriptor: {error}"))))?;
+    let (sender, outcome) = channel();
+    let (raised, of_thread) = (done.clone(), lane.clone());
+    std::thread::Builder::new()
+        .name("gflow-meeting".to_string())
+        .spawn(move || {
+            let met = seats.map(|seat| sit_down(&of_thread, seat));
+            if let Err(unwanted) = sender.send(met) {
+                // Too late: the group has given up.
+                unwanted.0.into_iter().flatten().flatten().for_each(|one| one.abort());
+            }
+            raised.raise();
+        })
+        .map_err(|error| here(Fault(format!("could not start a thread: {error}"))))?;
+    let limit = deadline.saturating_duration_since(Instant::now());
+    fabric.watch_until(&done, limit)?;
+    let Ok([within, across]) = outcome.try_recv() else {
+        let waited = limit.as_secs_f64();
+        return Err(here(Fault(format!(
+            "NCCL could not connect the ranks within {waited:.1} s. NCCL_DEBUG=INFO shows what it tries"
+        ))));
+    };
+    Ok(Communicators { within: within.map_err(&here)?, across: across.map_err(&here)? })
+}
+
+/// Waits in NCCL for the others of a communicator.
+fn sit_down(
+    lane: &Lane,
+    seat: Option<(Seat, UniqueId)>,
+) -> cuda::Result<Option<Arc<Communicator>>> {
+    let Some((seat, id)) = seat else { return Ok(None) };
+    let _entered = lane.stream.context.enter()?;
+    let handle = lane.nccl.init_rank(seat.ranks, id, seat.own)?;
+    // SAFETY: NCCL has just made it.
+    Ok(Some(Arc::new(unsafe { Communicator::new(lane.nccl, handle) })))
+}
+
+/// The ids that a rank has made: of its host's communicator, and of the one across hosts.
+type Ids = [Option<UniqueId>; 2];
+
+const HEADER_BYTES: usize = 16;
+const MADE: u8 = 1;
+const FAILED: u8 = 2;
+
+fn encode(seq: u64, lane: u32, ids: &cuda::Result<Ids>) -> Vec<u8> {
+    let mut message = Vec::new();
+    message.extend_from_slice(&seq.to_le_bytes());
+    message.push(IDS_CODE);
+    message.push(if ids.is_ok() { MADE } else { FAILED });
+    message.extend_from_slice(&[0; 2]);
+    message.extend_from_slice(&lane.to_le_bytes());
+    match ids {
+        Ok(ids) => {
+            for id in ids {
+                message.push(id.is_some().into());
+                message.extend_from_slice(&id.map_or([0; ID_BYTES], |id| id.0));
+            }
+        }
+        Err(fault) => message.extend_from_slice(fault.0.as_bytes()),
+    }
+    message.truncate(MAX_PAYLOAD);
+    message
+}
+
+/// What another rank has made, or why it could not; an error if the message is something else.
+fn decode(seq: u64, lane: u32, message: &[u8]) -> Result<Result<Ids, String>, String> {
+    let (Some(header), Some(body)) = (message.get(..HEADER_BYTES), message.get(HEADER_BYTES..))
+    else {
+        return Err(format!("{} bytes, expected the ids of communicators", message.len()));
+    };
+    let expected = encode(seq, lane, &Ok([None; 2]));
+    let (code, is_same) =
+        (header[9], header[..9] == expected[..9] && header[10..] == expected[10..16]);
+    if !is_same {
+        return Err(format!(
+            "it is at something else while this rank opens its GPU for the group, in #{seq}"
+        ));
+    }
+    match code {
+        FAILED => Ok(Err(String::from_utf8_lossy(body).into_owned())),
+        MADE if body.len() == 2 * (1 + ID_BYTES) => {
+            let id = |bytes: &[u8]| {
+                let (is_there, id) = bytes.split_first_chunk::<1>()?;
+                let id = UniqueId(*id.first_chunk()?);
+                (is_there[0] != 0).then_some(id)
+            };
+            let (within, across) = body.split_at(1 + ID_BYTES);
+            Ok(Ok([id(within), id(across)]))
+        }
+        _ => Err(format!("{} bytes of ids of communicators", body.len())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ids() -> impl Strategy<Value = Ids> {
+        let id = || proptest::option::of(any::<u8>().prop_map(|byte| UniqueId([byte; ID_BYTES])));
+        [id(), id()]
+    }
+
+    proptest! {
+        #[test]
+        fn ids_and_reasons_survive_the_wire(seq in any::<u64>(), lane in any::<u32>(), ids in ids()) {
+            let made = Ok(ids);
+            prop_assert_eq!(decode(seq, lane, &encode(seq, lane, &made)), Ok(Ok(ids)));
+            let failed = Err(Fault("no NCCL here".to_string()));
+            let decoded = decode(seq, lane, &encode(seq, lane, &failed));
+            prop_assert_eq!(decoded, Ok(Err("no NCCL here".to_string())));
+            prop_assert!(decode(seq ^ 1, lane, &encode(seq, lane, &made)).is_err());
+            prop_assert!(decode(seq, lane ^ 1, &encode(seq, lane, &made)).is_err());
+        }
+
+        #[test]
+        fn no_bytes_make_the_decoder_of_ids_panic(
+            bytes in proptest::collection::vec(any::<u8>(), 0..300)
+        ) {
+            let _ = decode(3, 1, &bytes);
+            let mut message = encode(3, 1, &Ok([None; 2]));
+            message.truncate(HEADER_BYTES);
+            message.extend(bytes);
+            let _ = decode(3, 1, &message);
+        }
+    }
+}

@@ -1,0 +1,219 @@
+"""The happens-before check: what it catches, and what it must not take for a race."""
+
+import threading
+import time
+
+from tests.gpu.calls import Event, Memory, Stream, cuda, races, use_device
+
+
+def two_writes_without_an_event_are_a_race() -> None:
+    use_device(0)
+    first, second, memory = Stream(), Stream(), Memory(100)
+    first.fill(memory, 1)
+    # Long over, and still a race: another time it may not be.
+    time.sleep(0.02)
+    second.fill(memory, 2)
+    assert races() == 1
+    assert b"fill on stream" in cuda.standin_last_race()
+
+
+def a_write_and_a_read_without_an_event_are_a_race() -> None:
+    use_device(0)
+    for is_write_first in (True, False):
+        cuda.standin_clear()
+        first, second, memory, other = Stream(), Stream(), Memory(100), Memory(100)
+        if is_write_first:
+            first.fill(memory, 1)
+            second.copy(other, memory)
+        else:
+            first.copy(other, memory)
+            second.fill(memory, 1)
+        assert races() == 1
+
+
+def two_reads_are_no_race() -> None:
+    use_device(0)
+    first, second, memory = Stream(), Stream(), Memory(100)
+    first.copy(Memory(100), memory)
+    second.copy(Memory(100), memory)
+    assert races() == 0
+
+
+def different_bytes_are_no_race_and_one_common_byte_is() -> None:
+    use_device(0)
+    first, second, memory = Stream(), Stream(), Memory(100)
+    first.fill(memory, 1, 0, 50)
+    second.fill(memory, 2, 50, 100)
+    assert races() == 0
+    first.fill(memory, 1, 0, 51)
+    assert races() == 1
+    assert b"bytes 50 to 51 of 100" in cuda.standin_last_race()
+
+
+def one_stream_does_not_race_with_itself() -> None:
+    use_device(0)
+    stream, memory = Stream(), Memory(100)
+    for value in range(10):
+        stream.fill(memory, value)
+    assert races() == 0
+
+
+def an_event_between_them_orders_them() -> None:
+    use_device(0)
+    first, second, third, memory = Stream(), Stream(), Stream(), Memory(100)
+    first.fill(memory, 1)
+    second.wait_for(first)
+    second.fill(memory, 2)
+    # Through another stream too.
+    third.wait_for(second)
+    third.fill(memory, 3)
+    first.wait_for(third)
+    first.fill(memory, 4)
+    assert races() == 0
+
+
+def an_event_of_before_is_not_enough() -> None:
+    use_device(0)
+    first, second, memory = Stream(), Stream(), Memory(100)
+    event = first.record()
+    first.fill(memory, 1)
+    second.wait(event)
+    second.fill(memory, 2)
+    assert races() == 1
+
+
+def an_event_that_was_never_recorded_is_not_enough() -> None:
+    use_device(0)
+    first, second, memory = Stream(), Stream(), Memory(100)
+    first.fill(memory, 1)
+    second.wait(Event())
+    second.fill(memory, 2)
+    assert races() == 1
+
+
+def a_wait_on_the_wrong_stream_is_not_enough() -> None:
+    use_device(0)
+    first, second, third, memory = Stream(), Stream(), Stream(), Memory(100)
+    first.fill(memory, 1)
+    third.wait_for(first)
+    second.fill(memory, 2)
+    assert races() == 1
+
+
+def the_default_stream_is_a_stream_like_others() -> None:
+    use_device(0)
+    default, other, memory = Stream(handle=None), Stream(), Memory(100)
+    default.fill(memory, 1)
+    other.fill(memory, 2)
+    assert races() == 1
+
+
+def what_the_host_waited_for_orders_all_that_comes_later() -> None:
+    use_device(0)
+    for wait in (
+        lambda stream: stream.synchronize(),
+        lambda stream: stream.record().synchronize(),
+        lambda stream: wait_with_a_function(stream),
+    ):
+        first, second, memory = Stream(), Stream(), Memory(100)
+        first.fill(memory, 1)
+        thread = threading.Thread(target=lambda: (use_device(0), wait(first)))
+        thread.start()
+        thread.join()
+        second.fill(memory, 2)
+        assert races() == 0, cuda.standin_last_race()
+
+
+def wait_with_a_function(stream: Stream) -> None:
+    import ctypes
+
+    from tests.gpu.calls import call
+
+    done = threading.Event()
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: done.set())
+    call("cuLaunchHostFunc", stream.handle, function, None)
+    assert done.wait(10)
+
+
+def what_one_thread_was_told_does_not_count_for_another() -> None:
+    use_device(0)
+    first, second, memory = Stream(), Stream(), Memory(100)
+    first.fill(memory, 1)
+    event = first.record()
+
+    def poll() -> None:
+        use_device(0)
+        while not event.is_done():
+            time.sleep(0.001)
+        # Here it counts.
+        Stream().fill(memory, 2, 0, 50)
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    thread.join()
+    assert races() == 0
+    second.fill(memory, 2, 50, 100)
+    assert races() == 1
+
+
+def freed_memory_leaves_no_history() -> None:
+    use_device(0)
+    first, second = Stream(), Stream()
+    memory = Memory(100)
+    first.fill(memory, 1)
+    memory.free()
+    second.fill(Memory(100), 2)
+    assert races() == 0
+
+
+# An exchange as the engine makes it: the caller writes a gradient, the stream of the engine works
+# on it and on a buffer of its own, and the caller goes on with the result. Without any one of its
+# waits there is a race; with all of them there is none, however slow the streams are.
+WAITS = ("for the gradient", "for the end")
+
+
+def exchange(missing: str | None) -> None:
+    use_device(0)
+    cuda.standin_delay_streams(300)
+    caller, engine, gradient, wire = Stream(), Stream(), Memory(256), Memory(256)
+    for step in range(10):
+        caller.fill(gradient, step)
+        if missing != WAITS[0]:
+            engine.wait_for(caller)
+        engine.copy(wire, gradient)
+        engine.fill(gradient, 0)
+        engine.copy(gradient, wire)
+        if missing != WAITS[1]:
+            caller.wait_for(engine)
+        caller.copy(wire, gradient)
+        caller.copy(gradient, wire)
+        if missing is None:
+            assert caller.get(gradient) == bytes([step]) * 256
+
+
+def an_exchange_with_all_its_waits_has_no_race() -> None:
+    exchange(None)
+    assert races() == 0, cuda.standin_last_race()
+
+
+def an_exchange_that_does_not_wait_for_the_gradient_is_caught() -> None:
+    exchange(WAITS[0])
+    assert races() > 0
+
+
+def an_exchange_whose_end_is_not_waited_for_is_caught() -> None:
+    exchange(WAITS[1])
+    assert races() > 0
+
+
+def delays_make_a_missing_wait_show() -> None:
+    use_device(0)
+    cuda.standin_delay_streams(2000)
+    caller, engine, memory, copied = Stream(), Stream(), Memory(1), Memory(1)
+    wrong = 0
+    for step in range(40):
+        caller.fill(memory, step)
+        engine.copy(copied, memory)
+        wrong += engine.get(copied) != bytes([step])
+        caller.synchronize()
+    assert wrong > 0
