@@ -33,9 +33,7 @@ def device_files() -> tuple[str, str, str]:
 
 
 @pytest.fixture
-def on_device(
-    device_pool: Pool, device_files: tuple[str, str, str], tmp_path: Any
-) -> Callable[..., Team]:
+def on_device(device_pool: Pool, device_files: tuple[str, str, str]) -> Callable[..., Team]:
     """`on_device(2)`: two ranks, each a host of its own; `on_device("aab")`: three ranks, two of
     them on host a. Further arguments are gflow's options; `group` has fields of Group."""
 
@@ -43,9 +41,7 @@ def on_device(
         layout = where if isinstance(where, str) else None
         world = len(where) if isinstance(where, str) else where
         chosen = jobs.Chosen(device_files, layout, tuple(sorted(options.items())))
-        fields = dict(group or {})
-        env = ((jobs.RANK_VARIABLE, "{rank}"), ("GFLOW_NCCL", device_files[2]))
-        fields["env"] = (*env, *fields.pop("env", ()))
-        return device_pool.team(world, Group("gflow", options=chosen, **fields))
+        env = ((jobs.RANK_VARIABLE, "{rank}"),)
+        return device_pool.team(world, Group("gflow", options=chosen, env=env, **(group or {})))
 
     return team

@@ -1,7 +1,8 @@
-"""What ranks do in the tests on the device, and what a test can expect of it.
+"""What ranks do in the tests on the device. A job that trains gets the device as an argument, so
+that what it delivers there can be compared with what it delivers on the CPU, to the bit.
 
 The options of a group load the device, because they are asked for in the rank before its group is
-made. What a model on the device must deliver is what the same model delivers on the CPU.
+made.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gflow
-from tests.compression import jobs as on_cpu
-from tests.compression.jobs import RANK_VARIABLE, SIZES, SMALL_BUCKETS
+from tests.compression import jobs as plain
+from tests.compression.jobs import RANK_VARIABLE, SMALL_BUCKETS, same_bits
 from tests.gpu.device import NAME, Standin, load
 
-__all__ = ["RANK_VARIABLE", "Chosen", "clean", "standin", "train"]
+__all__ = ["CPU", "NAME", "RANK_VARIABLE", "same_bits"]
 
+CPU = "cpu"
 _loaded: Standin | None = None
 
 
@@ -36,7 +38,7 @@ class Chosen:
     def __call__(self) -> gflow.Options:
         global _loaded
         _loaded = load(*self.files)
-        return on_cpu.Chosen(self.layout, self.options)()
+        return plain.Chosen(self.layout, self.options)()
 
 
 def standin() -> Standin:
@@ -46,13 +48,13 @@ def standin() -> Standin:
 
 
 def clean(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A job that fails if anything on the device was not ordered, or went astray."""
+    """A job that fails if anything on the device was not in order, or went astray."""
 
     @functools.wraps(function)
     def job(*arguments: Any) -> Any:
         standin().clear()
         # What is missing shows only where streams are not in step by chance.
-        standin().delay(200)
+        standin().delay(100)
         try:
             value = function(*arguments)
             torch.accelerator.synchronize()
@@ -63,10 +65,6 @@ def clean(function: Callable[..., Any]) -> Callable[..., Any]:
         return value
 
     return job
-
-
-def on_device(tensors: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    return [None if tensor is None else tensor.to(NAME) for tensor in tensors]
 
 
 def to_host(value: Any) -> Any:
@@ -80,31 +78,30 @@ def to_host(value: Any) -> Any:
     return value
 
 
-def wrapped(module: nn.Module, **options: Any) -> DistributedDataParallel:
-    """The module on the device, in DDP."""
+def model_on(device: str, **options: Any) -> DistributedDataParallel:
+    """A dictated model in DDP, with several buckets."""
     options.setdefault("bucket_cap_mb", SMALL_BUCKETS)
-    return DistributedDataParallel(module.to(NAME), **options)
+    return DistributedDataParallel(plain.Dictated().to(device), **options)
 
 
-def backward(model: nn.Module, given: list[torch.Tensor | None]) -> None:
-    model(on_device(given)).backward()
+def given_on(device: str, rank: int, step: int) -> list[torch.Tensor]:
+    return [gradient.to(device) for gradient in plain.gradients(rank, step)]
+
+
+def delivered_by(model: nn.Module) -> list[torch.Tensor]:
+    return to_host(plain.take_gradients(model))
 
 
 @clean
 def train(
-    rank: int,
-    world: int,
-    steps: int,
-    ddp_options: dict[str, Any] | None = None,
-    sizes: tuple[int, ...] = SIZES,
-    dtype: torch.dtype = torch.float32,
-) -> on_cpu.Record:
-    """Some steps of a dictated model, as tests.compression.jobs.train makes them on the CPU."""
-    model = wrapped(on_cpu.Dictated(sizes, dtype), **(ddp_options or {}))
-    record = on_cpu.Record()
+    rank: int, world: int, device: str, steps: int, options: dict[str, Any] | None = None
+) -> plain.Record:
+    """Some steps of a dictated model."""
+    model = model_on(device, **(options or {}))
+    record = plain.Record()
     for step in range(steps):
-        backward(model, on_cpu.gradients(rank, step, sizes, dtype))
-        record.delivered.append(to_host(on_cpu.take_gradients(model)))
-    record.layout = on_cpu.layout_of(model)
-    record.state = to_host(gflow.state_dict())
+        model(given_on(device, rank, step)).backward()
+        record.delivered.append(delivered_by(model))
+    record.layout = plain.layout_of(model)
+    record.state = gflow.state_dict()
     return record

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import importlib.machinery
 import importlib.util
+import os
 import types
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,10 @@ class Standin:
 @functools.cache
 def load(extension: str, cuda: str, nccl: str) -> Standin:
     """Load the device; once in a process. The arguments are the files that `build` made."""
-    # Under its own name, so that whoever looks for a driver from now on finds this one.
+    # Under its own name, so that whoever looks for a driver from now on finds this one. Torch has
+    # loaded an NCCL already, so the engine is told of this one.
     ctypes.CDLL(cuda, mode=ctypes.RTLD_GLOBAL)
+    os.environ["GFLOW_NCCL"] = nccl
     native = _import(Path(extension))
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _device_module(native))
