@@ -1,5 +1,9 @@
 """Proves that DDP on the device delivers what it delivers on the CPU, to the bit, in all of its
-modes, and that nothing on the device was out of order."""
+modes, and that nothing on the device was out of order.
+
+With 16 bits on the wire it cannot be the same to the bit: on the CPU what a hop rounds off a sum is
+kept, and NCCL does not tell. There it is what the method says.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +42,10 @@ def train(rank: int, world: int, device: str, options: dict[str, Any]) -> tuple[
 
 
 @pytest.mark.parametrize("fusion_bytes", [0, LARGE], ids=["one_by_one", "fused"])
-@pytest.mark.parametrize("wire", ["fp32", "fp16", "bf16"])
 def test_gradients_are_those_of_the_cpu_to_the_bit(
-    on_device: Callable[..., Team], wire: str, fusion_bytes: int
+    on_device: Callable[..., Team], fusion_bytes: int
 ) -> None:
-    team = on_device(2, wire=wire, fusion_bytes=fusion_bytes)
+    team = on_device(2, wire="fp32", fusion_bytes=fusion_bytes)
     for delivered, layout, _ in check_same(team, train, {}):
         assert len(layout) == 3
         sent = sum(int(part.count_nonzero()) for part in delivered[-1])
@@ -67,14 +70,18 @@ MODES: dict[str, dict[str, Any]] = {
 def test_every_mode_of_ddp_delivers_what_it_does_on_the_cpu(
     on_device: Callable[..., Team], mode: str
 ) -> None:
-    check_same(on_device(2), train, MODES[mode])
+    check_same(on_device(2, wire="fp32"), train, MODES[mode])
 
 
-def test_three_hosts_deliver_what_the_method_says(on_device: Callable[..., Team]) -> None:
-    records = on_device(3).run(jobs.train, NAME, 10)
+@pytest.mark.parametrize(("world", "wire"), [(2, "fp16"), (2, "bf16"), (3, "fp16")])
+def test_16_bits_on_the_wire_deliver_what_the_method_says(
+    on_device: Callable[..., Team], world: int, wire: str
+) -> None:
+    records = on_device(world, wire=wire).run(jobs.train, NAME, 10)
     for record in records:
         assert same_bits(record.delivered, records[0].delivered)
-    sent = check_against_method(3, records[0].delivered, records[0].layout, "fp16")
+    sent = check_against_method(world, records[0].delivered, records[0].layout, wire)
+    # A tenth of the 24, 11 and 48 chunks of three buckets.
     assert sent[-1] == 3 + 2 + 5
 
 
@@ -92,7 +99,7 @@ def accumulate(rank: int, world: int, device: str) -> Any:
 
 
 def test_accumulated_gradients_are_exchanged_together(on_device: Callable[..., Team]) -> None:
-    check_same(on_device(2), accumulate)
+    check_same(on_device(2, wire="fp32"), accumulate)
 
 
 @jobs.clean
@@ -111,7 +118,7 @@ def uneven(rank: int, world: int, device: str, counts: list[int]) -> Any:
 def test_ranks_that_run_out_of_data_join_as_on_the_cpu(
     on_device: Callable[..., Team], counts: list[int]
 ) -> None:
-    check_same(on_device(2), uneven, counts)
+    check_same(on_device(2, wire="fp32"), uneven, counts)
 
 
 class Small(nn.Module):
@@ -151,11 +158,11 @@ def learn(rank: int, world: int, device: str, momentum: float) -> Any:
         optimizer.step()
         losses.append(loss.item())
     state = jobs.to_host(dict(model.module.state_dict()))
-    return losses, state, gflow.metrics().wire_bytes
+    return losses, state, gflow.metrics().wire_bytes > 0
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9], ids=["plain", "momentum"])
 def test_a_network_learns_as_on_the_cpu(on_device: Callable[..., Team], momentum: float) -> None:
-    for losses, _, wire_bytes in check_same(on_device(2), learn, momentum):
+    for losses, _, has_sent in check_same(on_device(2, wire="fp32"), learn, momentum):
         assert len(set(losses)) == STEPS
-        assert wire_bytes > 0
+        assert has_sent

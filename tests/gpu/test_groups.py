@@ -156,7 +156,7 @@ def captured(rank: int, world: int) -> list[str]:
             standin().capture(stream, False)
         # Nobody is out of step because of it.
         dist.all_reduce(tensor)
-    said.append(str(tensor.item()))
+        said.append(str(tensor.item()))
     return said
 
 

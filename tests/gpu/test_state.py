@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import gflow
+from tests.compression.jobs import CHUNK, SIZES
 from tests.gpu import jobs
 from tests.gpu.jobs import CPU, NAME, delivered_by, given_on, model_on, same_bits
 from tests.ranks import Team
@@ -36,14 +37,14 @@ def go_on(rank: int, world: int, device: str, interrupted: bool) -> Any:
 
 
 def test_a_training_goes_on_from_a_saved_state(on_device: Callable[..., Team]) -> None:
-    team = on_device(2)
+    team = on_device(2, wire="fp32")
     expected = team.run(go_on, NAME, False)
     assert same_bits(team.run(go_on, NAME, True), expected)
     assert same_bits(team.run(go_on, CPU, False), expected)
 
 
 def test_a_state_of_the_cpu_is_one_of_the_device(on_device: Callable[..., Team]) -> None:
-    team = on_device(2)
+    team = on_device(2, wire="fp32")
     assert same_bits(team.run(move, CPU, NAME), team.run(move, NAME, NAME))
 
 
@@ -86,7 +87,7 @@ def scaled(rank: int, world: int, device: str) -> Any:
 
 
 def test_a_scaler_is_followed(on_device: Callable[..., Team]) -> None:
-    team = on_device(2)
+    team = on_device(2, wire="fp32")
     came = team.run(scaled, NAME)
     assert same_bits(came, team.run(scaled, CPU))
     for scales, states, _ in came:
@@ -106,18 +107,18 @@ def counted(rank: int, world: int, device: str) -> Any:
         model(given_on(device, rank, step)).backward()
     metrics = gflow.metrics()
     buckets = [
-        (one.steps, one.gradient_bytes, one.carried_bytes, one.wire_bytes, one.density)
-        for one in metrics.buckets
+        (one.steps, one.gradient_bytes, one.carried_bytes, one.density) for one in metrics.buckets
     ]
-    return buckets, metrics.gradient_buckets, metrics.gradient_bytes, metrics.compresses
+    sent = [one.wire_bytes for one in metrics.buckets]
+    return buckets, metrics.gradient_buckets, metrics.gradient_bytes, metrics.compresses, sent
 
 
 def test_the_counters_are_those_of_the_cpu(on_device: Callable[..., Team]) -> None:
-    team = on_device(2)
-    came = team.run(counted, NAME)
-    assert same_bits(came, team.run(counted, CPU))
-    for buckets, number, total, compresses in came:
-        assert compresses
-        assert number == 3 * STEPS
-        assert total > 0
-        assert len(buckets) == 3
+    team = on_device(2, wire="fp32")
+    on_devices, on_cpus = team.run(counted, NAME), team.run(counted, CPU)
+    for (*came, sent), (*expected, least) in zip(on_devices, on_cpus, strict=True):
+        assert came == expected
+        assert came[1:] == [1 + 3 * (STEPS - 1), STEPS * 4 * sum(SIZES), True]
+        # On the device the last chunk of a bucket, which is short, is sent as a whole one.
+        padding = STEPS * CHUNK * 4
+        assert all(0 <= one - other <= padding for one, other in zip(sent, least, strict=True))

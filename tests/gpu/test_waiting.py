@@ -72,7 +72,8 @@ def test_collectives_of_the_user_keep_their_place_between_buckets(
 ) -> None:
     for reduced, buckets in on_device(2, fusion_bytes=fusion_bytes).run(in_the_middle_of_a_pass):
         assert reduced == [9.0] * 6
-        assert buckets >= 6 * 3
+        # In the first step DDP has one bucket, later three.
+        assert buckets == 1 + 5 * 3
 
 
 @jobs.clean

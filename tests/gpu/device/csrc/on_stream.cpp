@@ -104,7 +104,8 @@ struct Kernel {
 class Shadows {
  public:
   at::Tensor of(const at::Tensor& tensor) {
-    if (!tensor.defined() || tensor.is_meta()) return tensor;
+    // A number that torch has wrapped belongs to nobody else, and is known at once.
+    if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
     auto& shadow = shadows_[tensor.unsafeGetTensorImpl()];
     if (!shadow.defined()) {
       shadow =
@@ -213,12 +214,7 @@ void run_on_stream(const c10::OperatorHandle& on_cpu, Stack* stack) {
             : changed(argument, [&](const at::Tensor& shadow) {
                 const auto original = shadow.defined() ? shadows.original(shadow) : at::Tensor();
                 // What is in the memory of the host may change before the kernel runs.
-                if (original.defined() && !is_ours(original)) {
-                  auto copy = original.clone();
-                  copy.unsafeGetTensorImpl()->set_wrapped_number(
-                      original.unsafeGetTensorImpl()->is_wrapped_number());
-                  return copy;
-                }
+                if (original.defined() && !is_ours(original)) return original.clone();
                 if (original.defined()) {
                   const auto& operand =
                       kernel->operands.try_emplace(shadow.unsafeGetTensorImpl(), original)
