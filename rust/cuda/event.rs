@@ -21,7 +21,7 @@ unsafe impl Sync for Event {}
 
 impl Event {
     /// Marks what is on a stream of this context now. `stream` is one of its raw handles.
-    pub fn recorded(context: &Arc<Context>, stream: CUstream) -> Result<Event> {
+    pub(super) fn recorded(context: &Arc<Context>, stream: CUstream) -> Result<Event> {
         let _entered = context.enter()?;
         // Without times: those would make it slower.
         let handle =

@@ -80,3 +80,22 @@ pub mod hooks {
 
     pub static FORGETS_TO_WAIT: AtomicBool = AtomicBool::new(false);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// tests/gpu/test_engine.py reads what this writes, where one library or the other is missing.
+    #[test]
+    fn a_gpu_that_cannot_be_opened_says_why() {
+        match Lane::open(1, 0, 0) {
+            Ok(lane) => println!("{lane:?} can be opened"),
+            Err(Fault(why)) => {
+                println!("{why}");
+                assert!(why.contains("not found") || why.contains("failed"), "{why}");
+            }
+        }
+        let Err(Fault(why)) = Lane::open(1, -1, 0) else { panic!("there is no device -1") };
+        assert!(why.contains("not found") || why.contains("no device -1"), "{why}");
+    }
+}

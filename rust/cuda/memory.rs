@@ -21,14 +21,15 @@ impl Memory {
     /// So many bytes, of which nobody knows what is in them.
     pub fn new(stream: &Arc<Stream>, bytes: usize, has_pools: bool) -> Result<Memory> {
         let _entered = stream.context.enter()?;
-        let address = match bytes {
-            0 => 0,
+        let address = if bytes == 0 {
+            0
+        } else if has_pools {
             // SAFETY: nothing is read of it before it was written, on this stream.
-            _ if has_pools => {
-                checked("cuMemAllocAsync", unsafe { result::malloc_async(stream.handle(), bytes) })?
-            }
+            let taken = unsafe { result::malloc_async(stream.handle(), bytes) };
+            checked("cuMemAllocAsync", taken)?
+        } else {
             // SAFETY: as above.
-            _ => checked("cuMemAlloc", unsafe { result::malloc_sync(bytes) })?,
+            checked("cuMemAlloc", unsafe { result::malloc_sync(bytes) })?
         };
         Ok(Memory { stream: stream.clone(), address, bytes, has_pools })
     }
@@ -44,10 +45,12 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        if self.bytes == 0 {
+            return;
+        }
         let Ok(_entered) = self.stream.context.enter() else { return };
         // A device that has failed takes nothing back: then the memory ends with the process.
-        if self.bytes == 0 {
-        } else if self.has_pools {
+        if self.has_pools {
             // SAFETY: nothing of ours is put on the stream for this memory any more.
             let _ = unsafe { result::free_async(self.address, self.stream.handle()) };
         } else {

@@ -85,9 +85,15 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
         Ok(())
     }
 
-    /// Takes over a communicator, to look for its errors and to abort it in the end.
+    /// Takes over a communicator, to look for its errors and to abort it in the end: at once, if the
+    /// group has ended meanwhile.
     pub fn take(&self, communicator: &Arc<Communicator>) {
-        self.lock().communicators.push(communicator.clone());
+        let mut state = self.lock();
+        if state.is_to_end && !state.is_running {
+            drop(state);
+            return communicator.abort();
+        }
+        state.communicators.push(communicator.clone());
     }
 
     /// Something is about to be put on a stream, with `work`, which returns what is reached at its end.

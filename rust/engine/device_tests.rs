@@ -60,10 +60,13 @@ fn every_exchange_on_gpus_is_to_the_bit_what_the_reference_makes_of_it() {
     let standin = Standin::ready();
     standin.delay_streams(200);
     standin.set_small(usize::MAX);
-    let config = Config { cases: 30, failure_persistence: None, ..Config::default() };
+    let config = Config { cases: 20, failure_persistence: None, ..Config::default() };
     TestRunner::new(config)
         .run(&cases(), |case| {
-            let case = Case { on_gpus: true, in_arena: false, ..case };
+            // Every chunk is a block of hundreds of threads, which the stand-in runs one after the other.
+            let few = |elements: &usize| (*elements).min(30 * case.chunk + elements % case.chunk);
+            let buckets = case.buckets.iter().map(few).collect();
+            let case = Case { on_gpus: true, in_arena: false, buckets, ..case };
             let members = case.members();
             let gpus = gpus(&members);
             check_with(&case, &members, &|gradients| exchange(&case, &members, &gpus, gradients));
@@ -97,7 +100,7 @@ fn gpus_give_bit_for_bit_what_the_cpu_engine_gives() {
     standin.delay_streams(100);
     // Between the norms, which are added in the order of ranks, and the rest, which goes round the ring.
     standin.set_small(1024);
-    let layouts = [vec![0, 1], vec![0, 1, 2], vec![0, 1, 2, 3], vec![0, 0, 1, 1]];
+    let layouts = [vec![0, 1], vec![0, 0, 1, 1], vec![0, 1, 2], vec![0, 1, 2, 3]];
     let momenta = [None, Some(Momentum { factor: 0.9, nesterov: true })];
     let elements = [Element::F32, Element::F16, Element::BF16];
     for (index, hosts) in layouts.into_iter().enumerate() {
@@ -121,8 +124,22 @@ fn check_on_both(case: &Case, steps: u64) {
         let gradients = gradients(case, step);
         let expected = gradient_tests::exchange(case, &on_cpu, &gradients, None);
         let came = exchange(case, &on_gpu, &gpus, &gradients);
-        assert!(came == expected, "step {step} of {case:?}");
+        assert_came(&came, &expected, &format!("step {step} of {case:?}"));
         assert_same_states(case, &on_cpu, &on_gpu);
+    }
+}
+
+fn assert_came(came: &Came, expected: &Came, when: &str) {
+    for (rank, (came, expected)) in came.iter().zip(expected).enumerate() {
+        for (bucket, (came, expected)) in came.iter().zip(expected).enumerate() {
+            let differs = came.iter().zip(expected).filter(|(a, b)| a != b).count();
+            let first = came.iter().zip(expected).position(|(a, b)| a != b);
+            assert!(
+                differs == 0,
+                "{differs} of {} bytes differ, from {first:?} on, in bucket {bucket} of rank {rank}, {when}",
+                came.len()
+            );
+        }
     }
 }
 
@@ -171,7 +188,7 @@ fn skipped_steps_new_scales_poison_and_loaded_states_are_as_on_the_cpu() {
             }
             let expected = gradient_tests::exchange(&case, &on_cpu, &gradients, None);
             let came = exchange(&case, &on_gpu, &gpus_of, &gradients);
-            assert!(came == expected, "step {step} of {case:?}");
+            assert_came(&came, &expected, &format!("step {step} of {case:?}"));
             let (is_skipped, factor) =
                 (matches!(step, 4 | 6), if step % 3 == 0 { 0.5 } else { 1.0 });
             for group in [&on_cpu, &on_gpu] {

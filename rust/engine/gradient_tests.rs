@@ -279,7 +279,7 @@ fn exact_step(case: &Case, hosts: &mut [Rank]) {
     let bytes = hosts[0].gradient.len() * case.element.bytes();
     let mut sums = Vec::new();
     let ranges: Vec<_> = match case.adds_in_order_of_ranks(case.element.bytes()) {
-        true => vec![0..bytes],
+        true => cut(bytes, 1).collect(),
         false => cut(bytes, hosts.len()).collect(),
     };
     for (index, range) in ranges.into_iter().enumerate() {
@@ -329,7 +329,7 @@ fn compressed_step(case: &Case, kept: &mut [Vec<Kept>], place: usize, group: Ran
             at(range.start)..at(range.end)
         };
         let ranges = |_: usize| match case.adds_in_order_of_ranks(case.wire.element_bytes()) {
-            true => vec![within(0..all)],
+            true => cut(all, 1).map(within).collect(),
             false => cut(all, hosts).map(within).collect(),
         };
         kept[bucket][place] = step(&kept[bucket][place], &ranges).ranks;
@@ -385,15 +385,13 @@ fn check(case: &Case) {
     check_with(case, &members, &|gradients| exchange(case, &members, gradients, None));
 }
 
+/// The gradients of a rank's buckets.
+pub(super) type Buckets = Vec<Vec<f32>>;
 /// What the ranks have got of their buckets, by rank.
 pub(super) type Came = Vec<Vec<Vec<u8>>>;
 
 /// Compares some steps of a group with the reference; `exchange` is given all ranks' gradients.
-pub(super) fn check_with(
-    case: &Case,
-    members: &[Member],
-    exchange: &dyn Fn(&[Vec<Vec<f32>>]) -> Came,
-) {
+pub(super) fn check_with(case: &Case, members: &[Member], exchange: &dyn Fn(&[Buckets]) -> Came) {
     let mut kept = nothing_kept(case);
     for step in 0..STEPS {
         let gradients: Vec<Vec<Vec<f32>>> = (0..case.hosts.len())

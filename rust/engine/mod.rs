@@ -42,6 +42,9 @@ use std::time::{Duration, Instant};
 const DRAIN_LIMIT: Duration = Duration::from_secs(3);
 /// How long `close` then waits for the worker to see that it was interrupted.
 const STOP_LIMIT: Duration = Duration::from_secs(1);
+/// How long after a failure a peer's end may still become known. All connections of a process end
+/// together, so this only has to cover the time between two packets.
+const LOSS_LIMIT: Duration = Duration::from_millis(100);
 /// How long the end of the interpreter waits for callbacks of the user that run.
 const CALLBACK_LIMIT: Duration = Duration::from_secs(30);
 
@@ -194,12 +197,14 @@ impl Engine {
 
     /// For tensors on a device: notes what the caller has put on its stream there so far, and which of
     /// this rank's devices it is.
-    fn arrive(&self, call: &mut Call) -> Result<Option<Arrival>> {
+    fn arrive(&self, call: &mut Call) -> Result<Option<Box<Arrival>>> {
         self.refuse_forks()?;
         let Some(at) = call.on_device else { return Ok(None) };
+        // First: why a group has failed is better to know than what its device says since.
+        self.shared.queue.check_open()?;
         let arrival = self.shared.devices.arrive(at)?;
         call.view.lane = arrival.lane.number;
-        Ok(Some(arrival))
+        Ok(Some(Box::new(arrival)))
     }
 
     /// The backward pass is over: gradients that are held back are exchanged, and somebody waits
@@ -525,15 +530,21 @@ impl watchdog::Group<Arc<Doing>> for WatchedGroup {
     fn fail(&mut self, what: &Arc<Doing>, trouble: Trouble) {
         let Some(shared) = self.0.upgrade() else { return };
         let Doing { seq, call } = &**what;
-        let front = shared.front.try_lock().ok();
+        let mut front = shared.front.try_lock().ok();
+        // NCCL only knows that a connection broke; who it was shows here, if it does.
+        let lost = front.as_mut().filter(|_| trouble != Trouble::Late).and_then(|front| {
+            let never = Interrupt::new().ok()?;
+            front.fabric.watch_until(&never, LOSS_LIMIT).err()
+        });
         let here = shared.labels.get(shared.rank).cloned().unwrap_or_default();
         let gpu = call.on_device.map(|at| format!("GPU {}", at.device)).unwrap_or_default();
         let doing = format!("{} #{seq}", call.view);
-        let error = match trouble {
-            Trouble::Fault(fault) => {
+        let error = match (lost, trouble) {
+            (Some(failure), _) => explain(failure, &shared.labels, *seq, call),
+            (None, Trouble::Fault(fault)) => {
                 Error::Device { rank: here, doing, reason: format!("{gpu}: {fault}") }
             }
-            Trouble::Late => Error::TimedOut {
+            (None, Trouble::Late) => Error::TimedOut {
                 missing: vec![format!("{gpu} of {here} to be done with it")],
                 doing,
                 waited: call.timeout,

@@ -20,7 +20,7 @@ pub struct Job {
     pub call: Call,
     pub operation: Arc<dyn Operation>,
     /// For tensors on a device only.
-    pub arrival: Option<Arrival>,
+    pub arrival: Option<Box<Arrival>>,
 }
 
 /// What the worker is to do next.
@@ -53,7 +53,7 @@ impl Queue {
         &self,
         call: Call,
         operation: Arc<dyn Operation>,
-        arrival: Option<Arrival>,
+        arrival: Option<Box<Arrival>>,
     ) -> Result<u64, Error> {
         let mut state = self.lock();
         state.check_open()?;
@@ -81,7 +81,7 @@ impl Queue {
         &self,
         call: Call,
         operation: Arc<dyn Operation>,
-        arrival: Option<Arrival>,
+        arrival: Option<Box<Arrival>>,
     ) -> Result<Result<Job, u64>, Error> {
         let mut state = self.lock();
         state.check_open()?;
@@ -162,7 +162,7 @@ impl State {
         &mut self,
         call: Call,
         operation: Arc<dyn Operation>,
-        arrival: Option<Arrival>,
+        arrival: Option<Box<Arrival>>,
     ) -> Job {
         self.seq += 1;
         Job { seq: self.seq, call, operation, arrival }

@@ -4,12 +4,12 @@
 //! worker's thread, or on the caller's if it wants to wait and nothing else runs. It must never
 //! end because of an operation: errors and panics are settled like results.
 
-use super::Shared;
 use super::devices::Arrival;
 use super::front::Front;
 use super::gradients::{Doing, Failed, Member, Place, Shard, Tensor};
 use super::operation::Operation;
 use super::queue::{Job, Task};
+use super::{LOSS_LIMIT, Shared};
 use crate::arithmetic::element::Element;
 use crate::collective::agreement::{Agreed, AgreedBucket, Shown, agree, explain, shown};
 use crate::collective::call::Kind;
@@ -28,9 +28,6 @@ use std::time::{Duration, Instant};
 
 /// An operation has a timeout of its own; this one only keeps sums of times from overflowing.
 const NO_LIMIT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// How long after a failure a peer's end may still become known. All connections of a process end
-/// together, so this only has to cover the time between two packets.
-const LOSS_LIMIT: Duration = Duration::from_millis(100);
 
 /// Serves the queue until it is closed, empty and at rest.
 pub fn serve(shared: &Arc<Shared>) {
@@ -162,7 +159,7 @@ fn make_ready(fabric: &Fabric, job: &Job) -> std::result::Result<Way, Option<Err
             .map(Arc::new)
             .map_err(|error| Some(Error::Operation(format!("no event descriptor: {error}"))))
     };
-    if let Some(Arrival { lane, mark }) = &job.arrival {
+    if let Some(Arrival { lane, mark }) = job.arrival.as_deref() {
         // Before anything touches the tensors: they are not there yet.
         lane.wait(mark).map_err(|fault| Some(Error::Operation(fault.0)))?;
         job.operation.prepare().map_err(Some)?;

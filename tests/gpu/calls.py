@@ -31,6 +31,7 @@ cuda.standin_alias.argtypes = [c_uint64]
 cuda.standin_freeze_stream.argtypes = [c_void_p, c_int]
 cuda.standin_capture_stream.argtypes = [c_void_p, c_int]
 cuda.standin_host_waits.restype = c_uint64
+cuda.standin_queued.restype = c_uint64
 nccl.ncclGetErrorString.restype = c_char_p
 nccl.ncclGetLastError.restype = c_char_p
 nccl.ncclGetLastError.argtypes = [c_void_p]
@@ -67,8 +68,13 @@ def call(name: str, *arguments: object) -> None:
 
 def code_of(name: str, *arguments: object) -> int:
     """The code that a call returns."""
+    return code_raised_by(lambda: call(name, *arguments))
+
+
+def code_raised_by(action: Callable[[], object]) -> int:
+    """The code of the call in it that failed, 0 if none did."""
     try:
-        call(name, *arguments)
+        action()
     except CallFailed as failure:
         return failure.code
     return 0
@@ -276,12 +282,13 @@ class Function:
         call("cuModuleGetFunction", byref(self.handle), module, name.encode())
 
     def launch(
-        self, stream: Stream, arguments: Sequence[object], grid: int = 1, block: int = 32
+        self, stream: Stream, arguments: Sequence[object], grid: int = 1, block: int = 256
     ) -> None:
         """Arguments are Memory (or None), float, or a ctypes number."""
         values = [_argument(argument) for argument in arguments]
         pointers = (c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
-        call("cuLaunchKernel", self.handle, grid, 1, 1, block, 1, 1, 0, stream.handle, pointers, None)
+        shape = (grid, 1, 1, block, 1, 1, 0)
+        call("cuLaunchKernel", self.handle, *shape, stream.handle, pointers, None)
 
 
 def _argument(argument: object) -> object:

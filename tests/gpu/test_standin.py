@@ -1,9 +1,14 @@
-"""The stand-in does what CUDA and NCCL do, and reports what they would not tell."""
+"""The stand-in does what CUDA and NCCL do, and reports what they would not tell.
 
+The cases are in the folder beside this; each runs in a process of its own.
+"""
+
+import json
 import os
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,42 +17,50 @@ from tests.gpu import cases
 from tests.gpu.standin.build import build
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-LIMIT_S = 30
 
 
 def names() -> list[str]:
+    """Functions that take nothing and return nothing; read, not imported: that loads libraries."""
     found = []
     for module in pkgutil.iter_modules(cases.__path__):
-        if module.name == "__main__":
-            continue
-        text = (Path(cases.__path__[0]) / f"{module.name}.py").read_text()
-        found += [f"{module.name}.{name}" for name in _cases_in(text)]
+        if module.name != "__main__":
+            text = (Path(cases.__path__[0]) / f"{module.name}.py").read_text()
+            starts = [line for line in text.splitlines() if line.startswith("def ")]
+            plain = [line for line in starts if line.endswith("() -> None:")]
+            called = [line.removeprefix("def ").split("(")[0] for line in plain]
+            found += [f"{module.name}.{name}" for name in called if not name.startswith("_")]
     return found
 
 
-def _cases_in(text: str) -> list[str]:
-    """Functions that take nothing and return nothing; those with a _ are not meant."""
-    starts = [line for line in text.splitlines() if line.startswith("def ")]
-    return [
-        line.removeprefix("def ").split("(")[0]
-        for line in starts
-        if line.endswith("() -> None:") and not line.startswith("def _")
-    ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _built() -> None:
+@pytest.fixture(scope="module")
+def run() -> Iterator[Callable[[str], None]]:
     build()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.gpu.cases", "serve"],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OPENBLAS_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def run_case(name: str) -> None:
+        server.stdin.write(name + "\n")
+        server.stdin.flush()
+        code, said = json.loads(server.stdout.readline())
+        assert code == 0, said
+
+    yield run_case
+    server.stdin.close()
+    server.wait(10)
 
 
 @pytest.mark.parametrize("case", names())
-def test_standin(case: str) -> None:
-    child = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.cases", case],
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    assert child.returncode == 0, child.stdout + child.stderr
+def test_standin(run: Callable[[str], None], case: str) -> None:
+    run(case)
+
+
+def test_a_case_that_fails_is_seen(run: Callable[[str], None]) -> None:
+    for name in ("streams.there_is_no_such_case", "collectives._process"):
+        with pytest.raises(AssertionError, match="Traceback"):
+            run(name)

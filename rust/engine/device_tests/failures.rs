@@ -1,6 +1,6 @@
 //! What goes wrong on GPUs: every time an error in words, on every rank, and never a hang or a panic.
 
-use super::gpu::{self, Gpu, Pending, call_for, gpus, submit};
+use super::gpu::{self, Gpu, Pending, bring, call_for, gpus, submit, submit_brought};
 use super::standin::Standin;
 use super::{exchange, gradients};
 use crate::collective::call::{Call, Kind};
@@ -31,15 +31,28 @@ fn group() -> (Case, Vec<Member>, Vec<Gpu>) {
 
 /// Begins an exchange of the only bucket on some ranks.
 fn begin(case: &Case, members: &[Member], gpus: &[Gpu], timeout: Duration) -> Vec<Result<Pending>> {
-    let ranks = members.iter().zip(gpus).enumerate();
-    let begin = |(rank, (member, gpu)): (usize, (&Member, &Gpu))| {
+    begin_after(case, members, gpus, timeout, || ())
+}
+
+/// The same, with something that happens after the tensors were brought, and before the calls.
+fn begin_after(
+    case: &Case,
+    members: &[Member],
+    gpus: &[Gpu],
+    timeout: Duration,
+    before: impl FnOnce(),
+) -> Vec<Result<Pending>> {
+    let content = |rank| gradient_tests::encode(case.element, &case.gradient(rank, 0, 9));
+    let tensors: Vec<_> =
+        gpus.iter().enumerate().map(|(rank, gpu)| bring(gpu, content(rank))).collect();
+    before();
+    let begin = |((member, gpu), tensor): ((&Member, &Gpu), _)| {
         let call = Call { timeout, ..call_for(case, 0, true) };
-        let content = gradient_tests::encode(case.element, &case.gradient(rank, 0, 9));
-        let pending = submit(gpu, member, call, content);
+        let pending = submit_brought(gpu, member, call, tensor);
         member.engine.end_of_pass();
         pending
     };
-    ranks.map(begin).collect()
+    members.iter().zip(gpus).zip(tensors).map(begin).collect()
 }
 
 /// The error that every later call on this rank gets; it may take a moment.
@@ -59,7 +72,9 @@ fn assert_has(text: &str, parts: &[&str]) {
 }
 
 /// Ends a group, which must not take long whatever is under way.
-fn end(members: Vec<Member>) {
+fn end(members: Vec<Member>, pending: Vec<Result<Pending>>) {
+    // What is still on a stream works on them: torch's allocator keeps such memory too.
+    std::mem::forget(pending);
     let start = Instant::now();
     drop(members);
     assert!(start.elapsed() < 2 * BOUND);
@@ -71,7 +86,7 @@ fn an_error_that_nccl_finds_later_fails_the_group_with_rank_operation_and_number
     let standin = Standin::ready();
     let (case, members, gpus) = group();
     standin.freeze(gpus[0].engine_stream.raw(), true);
-    begin(&case, &members, &gpus, BOUND);
+    let pending = begin(&case, &members, &gpus, BOUND);
     let communicator = members[0].engine.shared.devices.watchdog.communicators()[0].handle();
     standin.set_async_error(communicator, NCCL_REMOTE_ERROR);
     let text = later_error(&members[0]);
@@ -79,7 +94,7 @@ fn an_error_that_nccl_finds_later_fails_the_group_with_rank_operation_and_number
     let text = later_error(&members[1]);
     assert_has(&text, &["lost rank 0", "status 6"]);
     standin.freeze(gpus[0].engine_stream.raw(), false);
-    end(members);
+    end(members, pending);
     standin.clear();
 }
 
@@ -89,14 +104,14 @@ fn a_gpu_that_stands_still_is_late_at_the_deadline_and_ends_no_later_than_its_gr
     let standin = Standin::ready();
     let (case, members, gpus) = group();
     standin.freeze(gpus[1].engine_stream.raw(), true);
-    begin(&case, &members, &gpus, SHORT);
+    let pending = begin(&case, &members, &gpus, SHORT);
     for member in &members {
         // Who notices it first tells the other.
         let text = later_error(member);
         assert_has(&text, &["Timed out after 0.7 s", "all_reduce of 3000 elements", "#4"]);
     }
     standin.freeze(gpus[1].engine_stream.raw(), false);
-    end(members);
+    end(members, pending);
     standin.clear();
 }
 
@@ -106,8 +121,8 @@ fn a_group_that_is_destroyed_while_a_gpu_stands_still_does_not_hang() {
     let standin = Standin::ready();
     let (case, members, gpus) = group();
     standin.freeze(gpus[0].engine_stream.raw(), true);
-    begin(&case, &members, &gpus, Duration::from_secs(3600));
-    end(members);
+    let pending = begin(&case, &members, &gpus, Duration::from_secs(3600));
+    end(members, pending);
     standin.freeze(gpus[0].engine_stream.raw(), false);
     standin.clear();
 }
@@ -127,11 +142,12 @@ fn a_rank_that_is_gone_while_its_gpu_is_waited_for_is_named_at_once() {
     let start = Instant::now();
     let leaving = std::thread::spawn(move || drop(gone));
     let text = later_error(&members[0]);
-    assert_has(&text, &["lost rank 1", "#4"]);
+    // NCCL may notice it first.
+    assert_has(&text, &["rank 1", "#4"]);
     assert!(start.elapsed() < Duration::from_secs(5));
     standin.freeze(gpus[1].engine_stream.raw(), false);
     leaving.join().unwrap();
-    end(members);
+    end(members, pending);
     standin.clear();
 }
 
@@ -147,11 +163,11 @@ fn a_call_of_the_driver_or_of_nccl_that_fails_is_an_error_with_its_name_on_every
         ("cuEventCreate", CUDA_ERROR_OUT_OF_MEMORY),
     ] {
         let (case, members, gpus) = group();
-        standin.fail_next(function, code);
-        let begun = begin(&case, &members, &gpus, SHORT);
+        let fails = || standin.fail_next(function, code);
+        let begun = begin_after(&case, &members, &gpus, SHORT, fails);
         // Whoever has met it says so: at the call, or to all ranks later.
         let mut texts: Vec<String> = Vec::new();
-        for one in begun {
+        for one in &begun {
             match one {
                 Ok(pending) => texts.extend(pending.outcome()),
                 Err(error) => texts.push(error.to_string()),
@@ -161,7 +177,7 @@ fn a_call_of_the_driver_or_of_nccl_that_fails_is_an_error_with_its_name_on_every
             members.iter().filter_map(|m| m.engine.check_usable().err()).map(|e| e.to_string()),
         );
         assert!(texts.iter().any(|text| text.contains(function)), "{function}: {texts:?}");
-        end(members);
+        end(members, begun);
         standin.clear();
     }
 }
@@ -184,7 +200,7 @@ fn ranks_that_cannot_meet_in_nccl_are_told_why() {
             !is_at_all || texts.iter().all(|text| text.contains("GPU path of rank 0")),
             "{texts:?}"
         );
-        end(members);
+        end(members, begun);
         standin.clear();
     }
 }
@@ -199,27 +215,11 @@ fn memory_that_is_not_there_is_an_error() {
     for step in 0..gradient_tests::WARMUP {
         exchange(&case, &members, &gpus, &gradients(&case, step));
     }
-    // The first is of the tensor itself.
-    let begun: Vec<_> = members
-        .iter()
-        .zip(&gpus)
-        .enumerate()
-        .map(|(rank, (member, gpu))| {
-            let content = gradient_tests::encode(case.element, &case.gradient(rank, 0, 9));
-            let pending = submit(gpu, member, call_for(&case, 0, true), content).unwrap();
-            if rank == 0 {
-                standin.fail_next("cuMemAllocAsync", CUDA_ERROR_OUT_OF_MEMORY);
-                member.engine.end_of_pass();
-                std::thread::sleep(Duration::from_millis(50));
-            } else {
-                member.engine.end_of_pass();
-            }
-            pending
-        })
-        .collect();
-    let texts: Vec<_> = begun.iter().filter_map(Pending::outcome).collect();
+    let fails = || standin.fail_next("cuMemAllocAsync", CUDA_ERROR_OUT_OF_MEMORY);
+    let begun = begin_after(&case, &members, &gpus, BOUND, fails);
+    let texts: Vec<_> = begun.iter().filter_map(|one| one.as_ref().unwrap().outcome()).collect();
     assert!(texts.iter().any(|text| text.contains("cuMemAllocAsync")), "{texts:?}");
-    end(members);
+    end(members, begun);
     standin.clear();
 }
 
@@ -228,9 +228,9 @@ fn memory_that_is_not_there_is_an_error() {
 fn a_stream_that_is_captured_into_a_graph_is_refused_and_the_group_goes_on() {
     let standin = Standin::ready();
     let (case, members, gpus) = group();
+    let tensor = bring(&gpus[0], vec![0; 12000]);
     standin.capture(gpus[0].stream.raw(), true);
-    let content = gradient_tests::encode(case.element, &case.gradient(0, 0, 9));
-    let refused = submit(&gpus[0], &members[0], call_for(&case, 0, true), content);
+    let refused = submit_brought(&gpus[0], &members[0], call_for(&case, 0, true), tensor);
     standin.capture(gpus[0].stream.raw(), false);
     assert_has(&refused.err().unwrap().to_string(), &["CUDA graph", "GPU 0"]);
     exchange(&case, &members, &gpus, &gradients(&case, 9));

@@ -157,15 +157,31 @@ impl Pending {
     }
 }
 
-/// Brings a tensor to a GPU, on the job's stream, and begins a call with it.
-pub fn submit(gpu: &Gpu, member: &Member, call: Call, content: Bytes) -> Result<Pending> {
+/// A tensor on a GPU, as soon as the job's stream gets there.
+pub struct Brought {
+    memory: Memory,
+    from: Bytes,
+}
+
+/// Brings a tensor to a GPU, on the job's stream.
+pub fn bring(gpu: &Gpu, content: Bytes) -> Brought {
     let memory = Memory::new(&gpu.stream, content.len(), true).unwrap();
-    let entered = gpu.context.enter().unwrap();
-    // SAFETY: the content stays with what is pending.
-    unsafe { result::memcpy_htod_async(memory.address(), &content, gpu.stream.raw() as _) }
-        .unwrap();
-    drop(entered);
-    let span = Span { address: memory.address() as *mut u8, bytes: content.len() };
+    let _entered = gpu.context.enter().unwrap();
+    let stream = gpu.stream.raw() as _;
+    // SAFETY: the content stays with the tensor.
+    unsafe { result::memcpy_htod_async(memory.address(), &content, stream) }.unwrap();
+    Brought { memory, from: content }
+}
+
+/// Brings a tensor to a GPU, and begins a call with it.
+pub fn submit(gpu: &Gpu, member: &Member, call: Call, content: Bytes) -> Result<Pending> {
+    submit_brought(gpu, member, call, bring(gpu, content))
+}
+
+/// Begins a call with a tensor.
+pub fn submit_brought(gpu: &Gpu, member: &Member, call: Call, tensor: Brought) -> Result<Pending> {
+    let Brought { memory, from } = tensor;
+    let span = Span { address: memory.address() as *mut u8, bytes: from.len() };
     let (sender, settled) = channel();
     let operation = Arc::new(OnGpu {
         span,
@@ -175,7 +191,7 @@ pub fn submit(gpu: &Gpu, member: &Member, call: Call, content: Bytes) -> Result<
     });
     let call = Call { on_device: Some(gpu.at()), ..call };
     member.engine.submit(call, operation.clone())?;
-    Ok(Pending::OnGpu { stream: gpu.stream.clone(), memory, operation, settled, _from: content })
+    Ok(Pending::OnGpu { stream: gpu.stream.clone(), memory, operation, settled, _from: from })
 }
 
 /// The call for a bucket of a case, from 0.

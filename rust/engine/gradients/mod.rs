@@ -251,8 +251,7 @@ impl Gradients {
         let mut members = std::mem::take(&mut self.held);
         let Some(first) = members.first() else { return Ok(Vec::new()) };
         let failed = Failed::at(first);
-        let is_done =
-            self.dispatch(fabric, &mut members, deadline).map_err(|failure| failed(failure))?;
+        let is_done = self.dispatch(fabric, &mut members, deadline).map_err(failed)?;
         let mut delivered = match self.under_way.replace(members) {
             Some(before) => self.deliver(fabric, before, deadline)?,
             None => Vec::new(),

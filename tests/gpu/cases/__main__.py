@@ -1,20 +1,61 @@
-"""Runs one case: its module, its function, and what else it is given."""
+"""Runs one case: its module, its function, and what else it is given. Or, as `serve`, every case
+whose name comes in, each in a child: what they import is then imported only once."""
 
 import faulthandler
 import importlib
+import json
 import os
+import pkgutil
 import sys
+import tempfile
+import traceback
+
+from tests.gpu import cases
+
+LIMIT_S = 25
 
 
-def main() -> None:
+def run(name: str, *more: str) -> None:
     faulthandler.enable()
-    faulthandler.dump_traceback_later(25, exit=True)
-    module, function = sys.argv[1].split(".")
-    case = getattr(importlib.import_module(f"tests.gpu.cases.{module}"), function)
-    case(*sys.argv[2:])
-    # Streams may be frozen for ever: nobody waits for them.
+    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+    module, function = name.split(".")
+    getattr(importlib.import_module(f"tests.gpu.cases.{module}"), function)(*more)
+
+
+def leave(code: int) -> None:
+    """Streams may be frozen for ever: nobody waits for them."""
     sys.stdout.flush()
-    os._exit(0)
+    sys.stderr.flush()
+    os._exit(code)
 
 
-main()
+def serve() -> None:
+    """A line in is the name of a case, a line out its exit code and what it said."""
+    for module in pkgutil.iter_modules(cases.__path__):
+        if module.name != "__main__":
+            importlib.import_module(f"tests.gpu.cases.{module.name}")
+    for line in sys.stdin:
+        with tempfile.TemporaryFile() as said:
+            child = os.fork()
+            if child == 0:
+                os.dup2(said.fileno(), 1)
+                os.dup2(said.fileno(), 2)
+                attempt(line.strip())
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            said.seek(0)
+            print(json.dumps([code, said.read().decode(errors="replace")]), flush=True)
+
+
+def attempt(name: str, *more: str) -> None:
+    try:
+        run(name, *more)
+    except BaseException:
+        traceback.print_exc()
+        leave(1)
+    leave(0)
+
+
+if sys.argv[1] == "serve":
+    serve()
+else:
+    attempt(*sys.argv[1:])

@@ -1,9 +1,11 @@
 """The happens-before check: what it catches, and what it must not take for a race."""
 
+import ctypes
 import threading
 import time
+from collections.abc import Callable
 
-from tests.gpu.calls import Event, Memory, Stream, cuda, races, use_device
+from tests.gpu.calls import Event, Memory, Stream, call, cuda, races, use_device
 
 
 def two_writes_without_an_event_are_a_race() -> None:
@@ -110,25 +112,26 @@ def the_default_stream_is_a_stream_like_others() -> None:
 
 def what_the_host_waited_for_orders_all_that_comes_later() -> None:
     use_device(0)
-    for wait in (
-        lambda stream: stream.synchronize(),
-        lambda stream: stream.record().synchronize(),
-        lambda stream: wait_with_a_function(stream),
-    ):
+    for wait in (Stream.synchronize, wait_with_an_event, wait_with_a_function):
         first, second, memory = Stream(), Stream(), Memory(100)
         first.fill(memory, 1)
-        thread = threading.Thread(target=lambda: (use_device(0), wait(first)))
+        thread = threading.Thread(target=on_a_thread, args=(wait, first))
         thread.start()
         thread.join()
         second.fill(memory, 2)
         assert races() == 0, cuda.standin_last_race()
 
 
+def on_a_thread(function: Callable[[Stream], None], stream: Stream) -> None:
+    use_device(0)
+    function(stream)
+
+
+def wait_with_an_event(stream: Stream) -> None:
+    stream.record().synchronize()
+
+
 def wait_with_a_function(stream: Stream) -> None:
-    import ctypes
-
-    from tests.gpu.calls import call
-
     done = threading.Event()
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: done.set())
     call("cuLaunchHostFunc", stream.handle, function, None)

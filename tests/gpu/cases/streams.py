@@ -146,7 +146,7 @@ def a_frozen_stream_holds_all_who_wait_for_it() -> None:
     event = frozen.record()
     waiting.wait(event)
     time.sleep(0.05)
-    assert not frozen.is_done() and not waiting.is_done() and not event.is_done()
+    assert not any(held.is_done() for held in (frozen, waiting, event))
     frozen.freeze(False)
     waiting.synchronize()
 

@@ -42,10 +42,10 @@ class Paths:
 
 def build(folder: Path | str | None = None) -> Paths:
     """Builds both libraries into the folder, unless they are there and up to date."""
-    folder = Path(folder) if folder else REPOSITORY / "target" / "standin"
+    folder = Path(folder or REPOSITORY / "target" / "standin").resolve()
     objects = folder / "objects"
     objects.mkdir(parents=True, exist_ok=True)
-    paths = Paths(folder.resolve(), folder.resolve() / "libcuda.so.1", folder.resolve() / "libnccl.so.2")
+    paths = Paths(folder, folder / "libcuda.so.1", folder / "libnccl.so.2")
     with (folder / "lock").open("w") as lock:
         # Several test processes may want it at once.
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -89,20 +89,20 @@ def _compile_one(source: Path, headers: list[str], objects: Path) -> Path:
     depends = objects / f"{name}.d"
     stamp = objects / f"{name}.stamp"
     made = objects / f"{name}.o"
-    if made.exists() and stamp.exists() and stamp.read_text() == _fingerprint(depends):
+    if made.exists() and stamp.exists() and stamp.read_text() == _fingerprint(source, depends):
         return made
     command = [os.environ.get("CXX", "g++"), *FLAGS, *headers, "-MMD", "-MF", str(depends)]
     subprocess.run([*command, "-c", str(source), "-o", str(made)], check=True)
-    stamp.write_text(_fingerprint(depends))
+    stamp.write_text(_fingerprint(source, depends))
     return made
 
 
-def _fingerprint(depends: Path) -> str:
-    """Of the contents of all that a source includes, but for the headers of the system."""
+def _fingerprint(source: Path, depends: Path) -> str:
+    """Of where a source is and all that it includes, but for the headers of the system."""
     if not depends.exists():
         return ""
     files = depends.read_text().replace("\\\n", " ").split(":", 1)[1].split()
-    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    digest = hashlib.sha256(" ".join([*FLAGS, str(source)]).encode())
     for file in sorted(set(files)):
         path = Path(file)
         digest.update(path.read_bytes() if path.exists() else b"gone")
@@ -114,9 +114,10 @@ def _link(library: Path, objects: list[Path], more: list[str]) -> None:
     if library.exists() and library.stat().st_mtime_ns >= newest:
         return
     unfinished = library.with_suffix(".new")
-    command = [os.environ.get("CXX", "g++"), "-shared", "-pthread", f"-Wl,-soname,{library.name}"]
-    command += ["-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,-Bsymbolic", *map(str, objects), *more, "-o", str(unfinished)]
-    subprocess.run(command, check=True)
+    # Threads run in it, so it stays when a program thinks that it is done with it.
+    options = [f"-Wl,-soname,{library.name}", "-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,-Bsymbolic"]
+    command = [os.environ.get("CXX", "g++"), "-shared", "-pthread", *options]
+    subprocess.run([*command, *map(str, objects), *more, "-o", str(unfinished)], check=True)
     # In one step: a process that has loaded the old one keeps it.
     unfinished.rename(library)
 

@@ -157,6 +157,12 @@ CUDA_ENTRY cuLaunchKernel(CUfunction handle, unsigned int grid_x, unsigned int g
   if (!is_launchable(*function, grid, block, shared_bytes) || !arguments || extra) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  // Less than the bound is a launch for CUDA, but no kernel of gflow was written for that.
+  if (unsigned bound = function->image.most_threads; bound && bound != block_x) {
+    standin::report(Wrong::Fault, function->name + " was launched with " + std::to_string(block_x) +
+                                      " threads, but is written for " + std::to_string(bound));
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   auto given = function->kernel.copy(arguments);
   auto* device = &stream->device();
   stream->submit({.name = function->name, .accesses = function->kernel.accesses(given), .run = [=] {

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "device.h"
 #include "order.h"
@@ -61,6 +62,7 @@ void Stream::submit(Work work, const std::function<void(VectorClock&)>& in_order
   ++queued;
   clock_.join(known_to_host());
   Moment now{number_, ++last_tick_, std::make_shared<const std::string>(work.name)};
+  bool is_reported = false;
   for (const Access& access : work.accesses) {
     auto allocation = device_.memory().find(access.address);
     if (!allocation || access.bytes == 0) {
@@ -69,7 +71,7 @@ void Stream::submit(Work work, const std::function<void(VectorClock&)>& in_order
     size_t start = access.address - allocation->address;
     auto conflict =
         allocation->history.add(start, start + access.bytes, access.writes, now, clock_);
-    if (conflict) {
+    if (conflict && !std::exchange(is_reported, true)) {
       report(Wrong::Race, describe(now, access.writes) + " and " +
                               describe(conflict->earlier, conflict->earlier_writes) + " bytes " +
                               std::to_string(conflict->start) + " to " +

@@ -131,12 +131,11 @@ template <typename Stored>
 void fold_as(const Reduction& reduction, void* result,
              const std::vector<const void*>& contributions, size_t elements) {
   using Number = NumberOf<Stored>;
-  bool adds = reduction.operation == ncclSum || reduction.operation == ncclAvg;
   for (size_t index = 0; index < elements; ++index) {
     auto number = [&](size_t rank) {
       return widen(static_cast<const Stored*>(contributions[rank])[index]);
     };
-    Number joined = adds ? static_cast<Number>(Number{0} + number(0)) : number(0);
+    Number joined = number(0);
     for (size_t rank = 1; rank < contributions.size(); ++rank) {
       joined = join(reduction.operation, joined, number(rank));
     }

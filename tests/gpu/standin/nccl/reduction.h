@@ -23,7 +23,7 @@ struct Reduction {
 
   // own = incoming op own, stored; `finish` if all contributions are in it then.
   void combine(void* own, const void* incoming, size_t elements, bool finish) const;
-  // From left to right, stored once. A sum begins with zero.
+  // From left to right, stored once.
   void fold(void* result, const std::vector<const void*>& contributions, size_t elements) const;
 };
 

@@ -1,0 +1,108 @@
+"""The engine on GPUs: its own tests of whole exchanges, on the stand-in for CUDA and NCCL.
+
+They are part of the Rust tests (rust/engine/device_tests.rs), which leave them out because they need the
+stand-in and a compiler for CUDA kernels. Here both are at hand, so here they run, every one by its name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.standin.build import REPOSITORY, build, header_directories
+
+MODULE = "engine::device_tests"
+SOURCES = REPOSITORY / "rust" / "engine"
+# Two ranks more than any layout has, each with two GPUs.
+DEVICES = 12
+# Only what hangs takes that long.
+LIMIT = 600
+
+
+def named_tests() -> list[str]:
+    """Every test of the module, from its sources: one that is not run would be missed."""
+    names = []
+    for path in [SOURCES / "device_tests.rs", *sorted((SOURCES / "device_tests").glob("*.rs"))]:
+        within = "" if path.stem == "device_tests" else f"{path.stem}::"
+        found = re.findall(r"#\[test\]\n#\[ignore[^\n]*\]\nfn (\w+)", path.read_text())
+        names += [f"{MODULE}::{within}{name}" for name in found]
+    return names
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    """The Rust tests, compiled as `make test` does."""
+    command = ["cargo", "test", "--release", "--locked", "--lib", "--no-run", "--message-format=json"]
+    built = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    messages = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
+    programs = [message["executable"] for message in messages if message.get("executable")]
+    assert len(programs) == 1, programs
+    return Path(programs[0])
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Where the stand-in and the compiler of kernels are, and a cache for what that makes."""
+    variables = build().environment()
+    # Of torch's wheel: no torch is loaded there that would bring it along.
+    libraries = [directory.parent / "lib" for directory in header_directories()]
+    path = ":".join([variables["LD_LIBRARY_PATH"], *map(str, libraries)])
+    cache = tmp_path_factory.mktemp("kernels")
+    return {**os.environ, **variables, "LD_LIBRARY_PATH": path, "GFLOW_CACHE": str(cache)} | {
+        "STANDIN_DEVICES": str(DEVICES)
+    }
+
+
+def run(program: Path, environment: dict[str, str], *arguments: str) -> str:
+    """Runs some of the tests and returns what they wrote."""
+    command = [str(program), "--include-ignored", "--test-threads=1", *arguments]
+    ran = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT
+    )
+    output = ran.stdout + ran.stderr
+    assert ran.returncode == 0, output
+    return output
+
+
+@pytest.mark.parametrize("name", named_tests(), ids=lambda name: name.removeprefix(f"{MODULE}::"))
+def test_on_the_standin(program: Path, environment: dict[str, str], name: str) -> None:
+    """One Rust test, which must have run and not been skipped."""
+    output = run(program, environment, "--exact", name)
+    assert "1 passed" in output, output
+
+
+def test_every_test_of_the_module_is_known_by_name(
+    program: Path, environment: dict[str, str]
+) -> None:
+    """What the program has is what the sources were found to have."""
+    listed = run(program, environment, "--list", MODULE)
+    assert sorted(re.findall(rf"^({MODULE}::\S+): test$", listed, re.M)) == sorted(named_tests())
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("GFLOW_NCCL", "/nowhere/libnccl.so.2", ["NCCL was not found", "/nowhere/libnccl.so.2"]),
+        ("LD_LIBRARY_PATH", "", ["the CUDA driver was not found", "libcuda.so.1"]),
+    ],
+    ids=["nccl", "driver"],
+)
+def test_a_library_that_is_missing_is_named_with_where_it_was_looked_for(
+    program: Path, environment: dict[str, str], variable: str, value: str, expected: list[str]
+) -> None:
+    """Opening a GPU says what is missing, and no more goes wrong than that."""
+    changed = {**environment, variable: value}
+    command = [str(program), "--include-ignored", "--nocapture", "--exact"]
+    command.append("cuda::lane::tests::a_gpu_that_cannot_be_opened_says_why")
+    ran = subprocess.run(
+        command, env=changed, capture_output=True, text=True, check=False, timeout=LIMIT
+    )
+    output = ran.stdout + ran.stderr
+    assert ran.returncode == 0, output
+    assert all(part in output for part in expected), output
