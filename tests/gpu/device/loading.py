@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import importlib.machinery
@@ -71,6 +72,7 @@ def load(extension: str, cuda: str, nccl: str) -> Standin:
     ctypes.CDLL(cuda, mode=ctypes.RTLD_GLOBAL)
     os.environ["GFLOW_NCCL"] = nccl
     native = _import(Path(extension))
+    atexit.register(native.stop_kernels)
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _device_module(native))
 

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <unordered_map>
 
 #include "standin.h"
@@ -65,6 +66,12 @@ struct Operand {
 
 std::mutex failure_mutex;
 std::string failure;
+// Shared by kernels that run. Never destroyed: streams outlive everything.
+std::shared_mutex& running() {
+  static auto* mutex = new std::shared_mutex;
+  return *mutex;
+}
+bool is_stopped = false;
 
 struct Kernel {
   c10::OperatorHandle on_cpu;
@@ -90,6 +97,8 @@ struct Kernel {
   }
 
   static void run_and_delete(void* kernel) {
+    const std::shared_lock<std::shared_mutex> as_one_that_runs(running());
+    if (is_stopped) return;
     const std::unique_ptr<Kernel> self(static_cast<Kernel*>(kernel));
     try {
       self->run();
@@ -143,6 +152,11 @@ bool writes(const c10::Argument& argument) {
 }
 
 }  // namespace
+
+void stop_kernels() {
+  const std::lock_guard<std::shared_mutex> when_none_runs(running());
+  is_stopped = true;
+}
 
 void check_streams() {
   std::lock_guard<std::mutex> lock(failure_mutex);

@@ -15,4 +15,8 @@ void run_on_stream(const c10::OperatorHandle& on_cpu, torch::jit::Stack* stack);
 // Throws what has gone wrong on a stream since the last call.
 void check_streams();
 
+// From now on kernels do nothing; returns when none is running. For the end of the process, which
+// takes torch's operators away from under them.
+void stop_kernels();
+
 }  // namespace standin_device
