@@ -3,7 +3,6 @@ its Future runs callbacks on a stream on which the result is there."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -169,7 +168,6 @@ def let_go(rank: int, world: int) -> list[float]:
             tensor = torch.full((1000,), 1.0 + rank + number, device=NAME)
             work = dist.all_reduce(tensor, async_op=True)
             del tensor
-            gc.collect()
             # The same size, so that memory that was let go of too early would be taken.
             torch.full((1000,), -7.0, device=NAME)
             work.wait()

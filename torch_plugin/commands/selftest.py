@@ -18,7 +18,7 @@ from gflow.commands.rank import Rank
 _TIMEOUT = timedelta(seconds=30)
 _STEPS = 3
 #: So that some come after DDP has settled and after the dense ones.
-_COMPRESSED_STEPS = 6
+_COMPRESSED_STEPS, _DENSE_STEPS = 6, 2
 _INPUTS, _OUTPUTS, _BATCH = 64, 16, 8
 
 
@@ -45,7 +45,7 @@ def exchange(rank: Rank) -> dict[str, Any]:
     dist.init_process_group("gflow", timeout=_TIMEOUT)
     try:
         _check_all_reduce(rank)
-        weights = _train(rank)
+        weights, _ = _train(rank)
         done = gflow.metrics()
         return {"buckets": done.gradient_buckets, "hosts": done.hosts, "weights": weights}
     finally:
@@ -61,14 +61,18 @@ def exchange_on_devices(rank: Rank, device_type: str) -> dict[str, Any]:
     torch.accelerator.set_device_index(rank.number)
     # All chunks are sent, as they are: then training is as exact as without compression.
     options = gflow.Options(
-        compress="on", density=1.0, chunk=64, warmup_steps=2, ramp_steps=0, wire="fp32"
+        compress="on",
+        density=1.0,
+        chunk=64,
+        warmup_steps=_DENSE_STEPS,
+        ramp_steps=0,
+        wire="fp32",
     )
     dist.init_process_group("gflow", timeout=_TIMEOUT, pg_options=options)
     try:
         _check_all_reduce(rank, device)
-        weights = _train(rank, device, _COMPRESSED_STEPS)
-        buckets = gflow.metrics().buckets
-        return {"compressed": sum(one.wire_bytes > 0 for one in buckets), "weights": weights}
+        weights, steps = _train(rank, device, _COMPRESSED_STEPS)
+        return {"compressed": sum(one > _DENSE_STEPS for one in steps), "weights": weights}
     finally:
         dist.destroy_process_group()
 
@@ -90,8 +94,11 @@ def _check_all_reduce(rank: Rank, device: Any = "cpu") -> None:
         )
 
 
-def _train(rank: Rank, device: Any = "cpu", steps: int = _STEPS) -> str:
-    """Train with DDP, compare with training in one process, return a digest of the weights."""
+def _train(rank: Rank, device: Any = "cpu", steps: int = _STEPS) -> tuple[str, list[int]]:
+    """Train with DDP, and compare with training in one process.
+
+    Returns a digest of the weights, and of each gradient bucket how often it was exchanged.
+    """
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
@@ -112,7 +119,8 @@ def _train(rank: Rank, device: Any = "cpu", steps: int = _STEPS) -> str:
                 "training in one process"
             )
     flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).cpu()
-    return hashlib.sha256(bytes(flat.view(torch.uint8).tolist())).hexdigest()
+    digest = hashlib.sha256(bytes(flat.view(torch.uint8).tolist())).hexdigest()
+    return digest, [bucket.steps for bucket in gflow.metrics().buckets]
 
 
 def _model() -> Any:

@@ -5,6 +5,8 @@
 #include <c10/core/StreamGuard.h>
 #include <dlfcn.h>
 
+#include <future>
+
 #include "memory.h"
 #include "streams.h"
 
@@ -16,6 +18,7 @@ struct Collectives::Table {
     TORCH_CHECK(handle, "cannot load ", library, ": ", dlerror());
     load(get_unique_id, "ncclGetUniqueId");
     load(init_rank, "ncclCommInitRank");
+    load(destroy, "ncclCommDestroy");
     load(abort, "ncclCommAbort");
     load(error_string, "ncclGetErrorString");
     load(all_reduce, "ncclAllReduce");
@@ -37,6 +40,7 @@ struct Collectives::Table {
   void* handle;
   decltype(&ncclGetUniqueId) get_unique_id;
   decltype(&ncclCommInitRank) init_rank;
+  decltype(&ncclCommDestroy) destroy;
   decltype(&ncclCommAbort) abort;
   decltype(&ncclGetErrorString) error_string;
   decltype(&ncclAllReduce) all_reduce;
@@ -120,6 +124,8 @@ ncclRedOp_t operation_of(const c10d::ReduceOp& operation) {
       TORCH_CHECK_TYPE(false, "NCCL has no such reduction");
   }
 }
+
+constexpr auto kGoodbye = std::chrono::seconds(3);
 
 void check_contiguous(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.is_contiguous(), "Tensors must be contiguous");
@@ -258,12 +264,19 @@ Collectives::WorkPtr Collectives::barrier(const c10d::BarrierOptions& opts) {
   return work;
 }
 
-void Collectives::abort() { shutdown(); }
+void Collectives::abort() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [device, communicator] : std::exchange(communicators_, {})) {
+    nccl_->abort(communicator);
+  }
+}
 
 void Collectives::shutdown() {
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& [device, communicator] : std::exchange(communicators_, {})) {
-    nccl_->abort(communicator);
+    // Waits for the peers, which may not be done; a peer that is gone is not waited for.
+    auto leaving = std::async(std::launch::async, nccl_->destroy, communicator);
+    if (leaving.wait_for(kGoodbye) != std::future_status::ready) nccl_->abort(communicator);
   }
 }
 
