@@ -2,11 +2,11 @@
 //! and the watchdog may abort it at any time, also while the worker is inside NCCL with it. After that
 //! nothing is begun with it any more.
 
+use super::context::Context;
 use super::fault::{Fault, Result};
-use super::nccl::{Handle, Kind, Nccl};
+use super::nccl::{Handle, Nccl, On};
 use super::stream::Stream;
-use std::ffi::c_void;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How long an abort lets a call return that is under way. Such a call only puts something on a stream;
@@ -15,6 +15,7 @@ const CALL_LIMIT: Duration = Duration::from_millis(500);
 
 pub struct Communicator {
     nccl: &'static Nccl,
+    context: Arc<Context>,
     handle: Handle,
     state: Mutex<State>,
     changed: Condvar,
@@ -37,110 +38,15 @@ impl Communicator {
     /// Takes a communicator over.
     ///
     /// # Safety
-    /// The handle is valid, and nobody else uses it.
-    pub unsafe fn new(nccl: &'static Nccl, handle: Handle) -> Communicator {
-        Communicator { nccl, handle, state: Mutex::default(), changed: Condvar::new() }
+    /// The handle is valid, of a device of this context, and nobody else uses it.
+    pub unsafe fn new(nccl: &'static Nccl, context: &Arc<Context>, handle: Handle) -> Communicator {
+        let (state, changed) = Default::default();
+        Communicator { nccl, context: context.clone(), handle, state, changed }
     }
 
-    /// The memory becomes the sum over all ranks.
-    ///
-    /// # Safety
-    /// The memory is this device's, and valid when the stream gets there: so in all of these.
-    pub unsafe fn all_reduce(
-        &self,
-        memory: u64,
-        count: usize,
-        kind: Kind,
-        stream: &Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller's promise.
-        self.call(|handle| unsafe {
-            self.nccl.all_reduce(memory, count, kind, (handle, raw(stream)))
-        })
-    }
-
-    /// Of parts for all ranks, each of `each` elements, the own one becomes the sum.
-    ///
-    /// # Safety
-    /// As for [`Communicator::all_reduce`].
-    pub unsafe fn reduce_scatter(
-        &self,
-        memory: u64,
-        own: u64,
-        each: usize,
-        kind: Kind,
-        stream: &Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller's promise.
-        self.call(|handle| unsafe {
-            self.nccl.reduce_scatter(memory, own, each, kind, (handle, raw(stream)))
-        })
-    }
-
-    /// All parts become those of the ranks that own them.
-    ///
-    /// # Safety
-    /// As for [`Communicator::all_reduce`].
-    pub unsafe fn all_gather(
-        &self,
-        memory: u64,
-        own: u64,
-        each: usize,
-        kind: Kind,
-        stream: &Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller's promise.
-        self.call(|handle| unsafe {
-            self.nccl.all_gather(memory, own, each, kind, (handle, raw(stream)))
-        })
-    }
-
-    /// Each part, an address and a count of elements, becomes the sum on the rank of its position.
-    ///
-    /// # Safety
-    /// As for [`Communicator::all_reduce`].
-    pub unsafe fn reduce_parts(
-        &self,
-        parts: &[(u64, usize)],
-        kind: Kind,
-        stream: &Stream,
-    ) -> Result<()> {
-        self.call(|handle| {
-            self.nccl.group(|| {
-                parts.iter().enumerate().filter(|(_, part)| part.1 > 0).try_for_each(
-                    |(root, part)| {
-                        // SAFETY: the caller's promise.
-                        unsafe {
-                            self.nccl.reduce(part.0, part.1, kind, root, (handle, raw(stream)))
-                        }
-                    },
-                )
-            })
-        })
-    }
-
-    /// Each part becomes what it is on the rank of its position.
-    ///
-    /// # Safety
-    /// As for [`Communicator::all_reduce`].
-    pub unsafe fn broadcast_parts(
-        &self,
-        parts: &[(u64, usize)],
-        kind: Kind,
-        stream: &Stream,
-    ) -> Result<()> {
-        self.call(|handle| {
-            self.nccl.group(|| {
-                parts.iter().enumerate().filter(|(_, part)| part.1 > 0).try_for_each(
-                    |(root, part)| {
-                        // SAFETY: the caller's promise.
-                        unsafe {
-                            self.nccl.broadcast(part.0, part.1, kind, root, (handle, raw(stream)))
-                        }
-                    },
-                )
-            })
-        })
+    /// Puts something of NCCL's on a stream of its device.
+    pub fn put(&self, stream: &Stream, work: impl FnOnce(&Nccl, On) -> Result<()>) -> Result<()> {
+        self.call(|handle| work(self.nccl, On { handle, stream: stream.handle().cast() }))
     }
 
     /// What has gone wrong since, where nobody waited for it.
@@ -157,6 +63,7 @@ impl Communicator {
         }
         let waited = self.changed.wait_timeout_while(state, CALL_LIMIT, |state| state.running > 0);
         drop(waited);
+        let _entered = self.context.enter();
         // SAFETY: no call begins any more; one that hangs in NCCL is what an abort is for. Where it
         // fails, there is nothing left to do.
         let _ = unsafe { self.nccl.abort(self.handle) };
@@ -169,6 +76,9 @@ impl Communicator {
     }
 
     fn call(&self, work: impl FnOnce(Handle) -> Result<()>) -> Result<()> {
+        // NCCL goes to its device and back to the thread's. A thread that is nowhere would end up on the
+        // first device, and take memory there for nothing.
+        let _entered = self.context.enter()?;
         let mut state = self.lock();
         if state.is_aborted {
             return Err(Fault("its communicator was aborted".to_string()));
@@ -184,8 +94,4 @@ impl Communicator {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn raw(stream: &Stream) -> *mut c_void {
-    stream.handle().cast()
 }

@@ -9,7 +9,7 @@ use super::communicator::Communicator;
 use super::fault::{Fault, Result};
 use super::kernels::largest_norm;
 use super::lane::Lane;
-use super::nccl::Kind;
+use super::nccl::{Elements, Kind};
 use super::numbers::Numbers;
 use super::room::Room;
 use crate::arithmetic::element::Element;
@@ -63,21 +63,28 @@ impl Exchange<'_> {
         let Exchange { lane, across, wire, .. } = self;
         let (stream, kernels) = (&lane.stream, &lane.kernels);
         let clamp = largest_norm(self.hosts);
-        let plan = Plan::new(shards)?;
-        let placed = plan.place(shards, room, lane, *wire)?;
+        let layout = Layout::new(shards)?;
+        let placed = layout.place(shards, room, lane, *wire)?;
+        // Those of equal place on other hosts have as little.
+        let Some(first) = placed.first().filter(|_| layout.chunks > 0) else {
+            return Ok(vec![0; shards.len()]);
+        };
 
         for one in &placed {
             kernels.accumulate(stream, one, self.momentum, clamp)?;
         }
-        let Some(first) = placed.first() else { return Ok(Vec::new()) };
-        // SAFETY: the room is this lane's, and was made as large as the plan.
-        unsafe { across.all_reduce(first.norms, plan.chunks, Kind::from(Element::F32), stream) }?;
+        let kind = Kind::from(Element::F32);
+        let norms = Elements { address: first.norms, count: layout.chunks, kind };
+        // SAFETY: the room is this lane's, and was made as large as the layout.
+        across.put(stream, |nccl, on| unsafe { nccl.all_reduce(norms, on) })?;
         for one in &placed {
             kernels.select(stream, one)?;
             kernels.pack(stream, one, *wire, clamp)?;
         }
+        let kind = Kind::from(*wire);
+        let sent = Elements { address: first.wire, count: layout.elements, kind };
         // SAFETY: as above.
-        unsafe { across.all_reduce(first.wire, plan.elements, Kind::from(*wire), stream) }?;
+        across.put(stream, |nccl, on| unsafe { nccl.all_reduce(sent, on) })?;
         for one in &placed {
             kernels.unpack(stream, one, *wire, self.is_first_host, clamp)?;
         }
@@ -87,7 +94,7 @@ impl Exchange<'_> {
 
 /// How the room is shared out.
 #[derive(Debug, PartialEq, Eq)]
-struct Plan {
+struct Layout {
     /// Chunks, chosen ones, and elements on the wire, of all shards together.
     chunks: usize,
     chosen: usize,
@@ -96,17 +103,17 @@ struct Plan {
     chunk_sizes: Vec<u32>,
 }
 
-impl Plan {
-    fn new(shards: &[Shard]) -> Result<Plan> {
-        let mut plan = Plan { chunks: 0, chosen: 0, elements: 0, chunk_sizes: Vec::new() };
+impl Layout {
+    fn new(shards: &[Shard]) -> Result<Layout> {
+        let mut layout = Layout { chunks: 0, chosen: 0, elements: 0, chunk_sizes: Vec::new() };
         for shard in shards {
             let size = shard.grid.chunk.min(shard.grid.elements).max(1);
-            plan.chunk_sizes.push(small(size)?);
-            plan.chunks += shard.grid.chunks();
-            plan.chosen += shard.count;
-            plan.elements += (shard.count * size).next_multiple_of(ALIGNMENT);
+            layout.chunk_sizes.push(small(size)?);
+            layout.chunks += shard.grid.chunks();
+            layout.chosen += shard.count;
+            layout.elements += (shard.count * size).next_multiple_of(ALIGNMENT);
         }
-        Ok(plan)
+        Ok(layout)
     }
 
     fn place<'a>(

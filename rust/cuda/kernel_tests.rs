@@ -19,7 +19,7 @@ use std::fmt::Debug;
 const ELEMENTS: [Element; 3] = [Element::F32, Element::F16, Element::BF16];
 const NOT_CHOSEN: u32 = u32::MAX;
 
-// --- memory ---------------------------------------------------------------------------------------
+// --- memory --------------------------------------------------------------------------------------
 
 const MARGIN: usize = 16;
 
@@ -158,7 +158,7 @@ fn float(element: Element) -> Float {
     Float::of(element).expect("an element that is compressed")
 }
 
-// --- the kernels, as they are called --------------------------------------------------------------
+// --- the kernels, as they are called -------------------------------------------------------------
 
 /// What a host keeps and is given, as a kernel sees it.
 #[derive(Debug, Clone)]
@@ -357,7 +357,7 @@ impl Host {
     }
 }
 
-// --- samples --------------------------------------------------------------------------------------
+// --- samples -------------------------------------------------------------------------------------
 
 fn momenta() -> impl Strategy<Value = Option<Momentum>> {
     let some = (prop_oneof![Just(0.0f32), Just(0.9), 0.0f32..1.0], any::<bool>());
@@ -442,7 +442,7 @@ impl Random {
     }
 }
 
-// --- tests ----------------------------------------------------------------------------------------
+// --- tests ---------------------------------------------------------------------------------------
 
 fn check_accumulation(mut device: Device) {
     let mut host = Host::of(&device);

@@ -4,14 +4,15 @@
 // said only what a GPU makes different. All are bound by memory, so what counts is that every byte
 // goes once between DRAM and the chip, in whole lines.
 //
-// NVRTC compiles this file for the device at hand (rust/cuda/compiler.rs) and tests/gpu/host_kernels
-// compiles it for the CPU, so it must include nothing and use of CUDA only what the shim there has.
-// A product and a sum must never be fused, nor a subnormal number be flushed to zero: the CPU does
-// neither. Launch shapes are in rust/cuda/kernels.rs, and the kernels rely on them where they say so.
+// NVRTC compiles this file for the device at hand (rust/cuda/compiler.rs) and
+// tests/gpu/host_kernels compiles it for the CPU, so it must include nothing and use of CUDA only
+// what the shim there has. A product and a sum must never be fused, nor a subnormal number be
+// flushed to zero: the CPU does neither. Launch shapes are in rust/cuda/kernels.rs, and the kernels
+// rely on them where they say so.
 
 typedef unsigned long long Elements;
 
-// --- numbers --------------------------------------------------------------------------------------
+// --- numbers -------------------------------------------------------------------------------------
 
 struct F16 {
   unsigned short bits;
@@ -94,11 +95,12 @@ __device__ __forceinline__ float infinity() { return bits_to_float(0x7f800000u);
 __device__ __forceinline__ float smaller(float a, float b) { return a < b ? a : b; }
 __device__ __forceinline__ float larger(float a, float b) { return a > b ? a : b; }
 
-// --- memory ---------------------------------------------------------------------------------------
+// --- memory --------------------------------------------------------------------------------------
 
 // A thread takes four elements at a time: of f32 these are the 16 bytes that one instruction can
-// move. Of 16-bit elements they are 8, but still whole lines for the threads of a warp together; with
-// eight of those at a time the f32 beside them, which are more bytes, would come in half lines.
+// move. Of 16-bit elements they are 8, but still whole lines for the threads of a warp together;
+// with eight of those at a time the f32 beside them, which are more bytes, would come in half
+// lines.
 const unsigned QUAD = 4;
 
 // Whether a quad at the start of this memory, and so each one after it, can be moved at once.
@@ -141,8 +143,8 @@ __device__ __forceinline__ unsigned two_bits(float first, float second) {
 
 template <class T>
 __device__ __forceinline__ void store_whole(T* to, const Quad& quad) {
-  *reinterpret_cast<uint2*>(to) = make_uint2(two_bits<T>(quad.of[0], quad.of[1]),
-                                             two_bits<T>(quad.of[2], quad.of[3]));
+  *reinterpret_cast<uint2*>(to) =
+      make_uint2(two_bits<T>(quad.of[0], quad.of[1]), two_bits<T>(quad.of[2], quad.of[3]));
 }
 
 // Four elements from `first` on, with zeros for those that are not among the `count`.
@@ -177,7 +179,7 @@ __device__ __forceinline__ void store(T* to, bool aligned, unsigned first, unsig
   }
 }
 
-// --- threads --------------------------------------------------------------------------------------
+// --- threads -------------------------------------------------------------------------------------
 
 const unsigned WARP = 32;
 const unsigned ALL_LANES = 0xffffffffu;
@@ -204,7 +206,7 @@ __device__ __forceinline__ Chunk chunk_at(unsigned index, unsigned chunk, Elemen
   return Chunk{start, left < chunk ? static_cast<unsigned>(left) : chunk};
 }
 
-// --- momentum -------------------------------------------------------------------------------------
+// --- momentum ------------------------------------------------------------------------------------
 
 __device__ __forceinline__ float moved(float factor, float velocity, float gradient) {
   return factor * velocity + gradient;
@@ -216,24 +218,26 @@ __device__ __forceinline__ float corrected(float factor, bool nesterov, float ve
   return nesterov ? gradient + factor * velocity : velocity;
 }
 
-// --- accumulate -----------------------------------------------------------------------------------
+// --- accumulate ----------------------------------------------------------------------------------
 
-// A norm is a sum of 32 sums: the CPU has 32 lanes, and lane `l` adds the elements l, l + 32, l + 64
-// and so on, one after the other. To come to the same bits these 32 chains of additions must be kept,
-// so one warp adds up all of a chunk, lane by lane. That is no hindrance: the block goes through its
-// chunk by tiles; all its threads calculate, and leave the magnitudes of a tile in shared memory,
-// where the first warp finds those of the residual and the second those of the gradient. What the
-// tile after it needs is on its way from memory meanwhile: adding up a tile of 4096 takes some 600
-// cycles, and bringing one in takes several times as long on every GPU of the table in docs/gpu.md.
+// A norm is a sum of 32 sums: the CPU has 32 lanes, and lane `l` adds the elements l, l + 32, l +
+// 64 and so on, one after the other. To come to the same bits these 32 chains of additions must be
+// kept, so one warp adds up all of a chunk, lane by lane. That is no hindrance: the block goes
+// through its chunk by tiles; all its threads calculate, and leave the magnitudes of a tile in
+// shared memory, where the first warp finds those of the residual and the second those of the
+// gradient. What the tile after it needs is on its way from memory meanwhile: adding up a tile of
+// 4096 takes some 600 cycles, and bringing one in takes several times as long on every GPU of the
+// table in docs/gpu.md.
 //
-// Residual and velocity must stay as they were if anything in the chunk is infinite or NaN, and that
-// is known at its end only. So nothing of them is written before, and the new values wait in
-// registers: 16 quads of each thread, which is 32768 elements, the default chunk, for a block of 512
-// threads. (A larger block has no more registers, only more threads that need some for themselves.)
-// What does not fit is read and calculated a second time: of larger chunks the elements beyond those,
-// and with momentum the residual (the registers hold the new velocity then) and for Nesterov's the
-// gradient; a block has read them last, so they should be in the second-level cache still. So is
-// what is not whole tiles or not aligned: too little, or too rare, to be worth more code.
+// Residual and velocity must stay as they were if anything in the chunk is infinite or NaN, and
+// that is known at its end only. So nothing of them is written before, and the new values wait in
+// registers: 16 quads of each thread, which is 32768 elements, the default chunk, for a block of
+// 512 threads. (A larger block has no more registers, only more threads that need some for
+// themselves.) What does not fit is read and calculated a second time: of larger chunks the
+// elements beyond those, and with momentum the residual (the registers hold the new velocity then)
+// and for Nesterov's the gradient; a block has read them last, so they should be in the
+// second-level cache still. So is what is not whole tiles or not aligned: too little, or too rare,
+// to be worth more code.
 //
 // The block is of one size whatever the chunk, because every place is a constant then and needs no
 // register; with places from blockDim the compiler had to put 30 registers into memory.
@@ -241,6 +245,7 @@ const unsigned ACCUMULATE_THREADS = 512;
 const unsigned QUADS_IN_TILE = 2;
 const unsigned TILE = ACCUMULATE_THREADS * QUAD * QUADS_IN_TILE;
 const unsigned KEPT_TILES = 8;
+static_assert(QUADS_IN_TILE == 2, "two are copied by name below");
 
 // What the threads of a block share: the magnitudes of a tile of residual and gradient, and at last
 // the sums of both.
@@ -305,8 +310,8 @@ struct Accumulation {
   }
 
   // Leaves the magnitudes for the warps that add up. Whether all of the residual is finite.
-  static __device__ __forceinline__ bool leave(Shared& shared, unsigned place,
-                                               const Quad& gradient, const Quad& residual) {
+  static __device__ __forceinline__ bool leave(Shared& shared, unsigned place, const Quad& gradient,
+                                               const Quad& residual) {
     Quad of_residual, of_gradient;
     bool finite = true;
 #pragma unroll
@@ -322,14 +327,13 @@ struct Accumulation {
 
   // Adds the tile at `first` to the chains: of the residual in the first warp, of the gradient in
   // the second. The other warps wait, with their next loads under way.
-  __device__ __forceinline__ void add_up(const Shared& shared, unsigned first,
-                                         float& chain) const {
+  __device__ __forceinline__ void add_up(const Shared& shared, unsigned first, float& chain) const {
     const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     __syncthreads();
     if (warp < 2) {
       const unsigned left = count - first;
       const unsigned rows = ((left < TILE ? left : TILE) + WARP - 1) / WARP;
-#pragma unroll 8
+#pragma unroll 16
       for (unsigned row = 0; row < rows; ++row) {
         chain += shared.magnitudes[warp][row * WARP + lane];
       }
@@ -341,16 +345,23 @@ struct Accumulation {
 // One block of 512 threads for a chunk.
 template <class G, bool MOVES>
 __device__ __forceinline__ void accumulate(Shared& shared, G* gradient, float* residual,
-                                           float* velocity, Elements elements, unsigned chunk, float factor,
-                                           bool nesterov, float clamp, float* norms,
+                                           float* velocity, Elements elements, unsigned chunk,
+                                           float factor, bool nesterov, float clamp, float* norms,
                                            float* gradient_norms) {
   typedef Accumulation<G, MOVES> Work;
   const Chunk here = chunk_at(blockIdx.x, chunk, elements);
   gradient += here.start;
   residual += here.start;
   velocity = MOVES ? velocity + here.start : 0;
-  const Work work = {gradient, residual, velocity, here.count, is_aligned(gradient),
-                     is_aligned(residual), is_aligned(velocity), factor, nesterov};
+  const Work work = {gradient,
+                     residual,
+                     velocity,
+                     here.count,
+                     is_aligned(gradient),
+                     is_aligned(residual),
+                     is_aligned(velocity),
+                     factor,
+                     nesterov};
   const unsigned whole_tiles = work.is_aligned_here() ? here.count / TILE : 0;
   const unsigned kept_tiles = whole_tiles < KEPT_TILES ? whole_tiles : KEPT_TILES;
   const unsigned not_kept = kept_tiles * TILE;
@@ -367,16 +378,17 @@ __device__ __forceinline__ void accumulate(Shared& shared, G* gradient, float* r
       kept[index][quad] = load_whole(kept_of + index * TILE + Work::place(quad));
     }
   }
+  // What else is needed of a tile, one tile ahead.
   Quad gradients[QUADS_IN_TILE], residuals[QUADS_IN_TILE];
-  const auto read_ahead = [&](unsigned index) {
+  const auto read_ahead = [&](unsigned index, bool needs_gradient) {
 #pragma unroll
     for (unsigned quad = 0; quad < QUADS_IN_TILE && index < kept_tiles; ++quad) {
       const unsigned first = index * TILE + Work::place(quad);
-      gradients[quad] = load_whole(gradient + first);
+      gradients[quad] = needs_gradient ? load_whole(gradient + first) : zeros();
       residuals[quad] = MOVES ? load_whole(residual + first) : zeros();
     }
   };
-  read_ahead(0);
+  read_ahead(0, true);
 #pragma unroll
   for (unsigned index = 0; index < KEPT_TILES; ++index) {
     if (index < kept_tiles) {
@@ -393,7 +405,7 @@ __device__ __forceinline__ void accumulate(Shared& shared, G* gradient, float* r
           store_whole(gradient + index * TILE + Work::place(quad), zeros());
         }
       }
-      read_ahead(index + 1);
+      read_ahead(index + 1, true);
       work.add_up(shared, index * TILE, chain);
     }
   }
@@ -426,22 +438,32 @@ __device__ __forceinline__ void accumulate(Shared& shared, G* gradient, float* r
     }
   }
 
+  const bool reads_again = MOVES && !poisoned;
+  if (reads_again) {
+    read_ahead(0, work.needs_gradient_again());
+  }
 #pragma unroll
   for (unsigned index = 0; index < KEPT_TILES; ++index) {
-#pragma unroll
-    for (unsigned quad = 0; quad < QUADS_IN_TILE && index < kept_tiles; ++quad) {
-      const unsigned first = index * TILE + Work::place(quad);
-      typename Work::Reading reading = {zeros(), zeros(), zeros()};
-      if (work.needs_gradient_again()) {
-        reading.gradient = load_whole(gradient + first);
-        store_whole(gradient + first, zeros());
+    if (index < kept_tiles) {
+      const Quad gradients_here[] = {gradients[0], gradients[1]};
+      const Quad residuals_here[] = {residuals[0], residuals[1]};
+      if (reads_again) {
+        read_ahead(index + 1, work.needs_gradient_again());
       }
-      if (!poisoned && MOVES) {
-        reading.residual = load_whole(residual + first);
-        store_whole(residual + first, work.new_residual(reading, kept[index][quad]));
-        store_whole(velocity + first, kept[index][quad]);
-      } else if (!poisoned) {
-        store_whole(residual + first, kept[index][quad]);
+#pragma unroll
+      for (unsigned quad = 0; quad < QUADS_IN_TILE; ++quad) {
+        const unsigned first = index * TILE + Work::place(quad);
+        const Quad& held = kept[index][quad];
+        if (work.needs_gradient_again()) {
+          store_whole(gradient + first, zeros());
+        }
+        if (reads_again) {
+          const typename Work::Reading reading = {gradients_here[quad], residuals_here[quad], held};
+          store_whole(residual + first, work.new_residual(reading, held));
+          store_whole(velocity + first, held);
+        } else if (!poisoned) {
+          store_whole(residual + first, held);
+        }
       }
     }
   }
@@ -463,25 +485,26 @@ __device__ __forceinline__ void accumulate(Shared& shared, G* gradient, float* r
   }
 }
 
-#define GFLOW_ACCUMULATE(NAME, G)                                                                   \
-  extern "C" __global__ void __launch_bounds__(ACCUMULATE_THREADS) gflow_accumulate_##NAME(         \
-      G* gradient, float* residual, float* velocity, Elements elements, unsigned chunk,             \
-      float factor, unsigned nesterov, float clamp, float* norms, float* gradient_norms) {          \
-    __shared__ Shared shared;                                                                       \
-    if (velocity) {                                                                                 \
-      accumulate<G, true>(shared, gradient, residual, velocity, elements, chunk, factor, nesterov,  \
-                          clamp, norms, gradient_norms);                                            \
-    } else {                                                                                        \
-      accumulate<G, false>(shared, gradient, residual, velocity, elements, chunk, factor, nesterov, \
-                           clamp, norms, gradient_norms);                                           \
-    }                                                                                               \
+#define GFLOW_ACCUMULATE(NAME, G)                                                                  \
+  extern "C" __global__ void __launch_bounds__(ACCUMULATE_THREADS) gflow_accumulate_##NAME(        \
+      G* __restrict__ gradient, float* __restrict__ residual, float* __restrict__ velocity,        \
+      Elements elements, unsigned chunk, float factor, unsigned nesterov, float clamp,             \
+      float* __restrict__ norms, float* __restrict__ gradient_norms) {                             \
+    __shared__ Shared shared;                                                                      \
+    if (velocity) {                                                                                \
+      accumulate<G, true>(shared, gradient, residual, velocity, elements, chunk, factor, nesterov, \
+                          clamp, norms, gradient_norms);                                           \
+    } else {                                                                                       \
+      accumulate<G, false>(shared, gradient, residual, velocity, elements, chunk, factor,          \
+                           nesterov, clamp, norms, gradient_norms);                                \
+    }                                                                                              \
   }
 
 GFLOW_ACCUMULATE(f32, float)
 GFLOW_ACCUMULATE(f16, F16)
 GFLOW_ACCUMULATE(bf16, BF16)
 
-// --- select ---------------------------------------------------------------------------------------
+// --- select --------------------------------------------------------------------------------------
 
 const unsigned SELECT_THREADS = 1024;
 const unsigned DIGIT_BITS = 8;
@@ -502,8 +525,8 @@ __device__ __forceinline__ unsigned rank_of(float sum) {
 // the counters are integers, so it does not matter who adds to them first. Then all chunks are gone
 // through in their order, and each knows from the counts before it whether and where it stands.
 extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
-    gflow_select(const float* sums, unsigned chunks, unsigned count, unsigned* chosen,
-                 unsigned* slot_of_chunk) {
+    gflow_select(const float* __restrict__ sums, unsigned chunks, unsigned count,
+                 unsigned* __restrict__ chosen, unsigned* __restrict__ slot_of_chunk) {
   __shared__ unsigned counters[DIGITS];
   __shared__ unsigned of_warps[SELECT_THREADS / WARP];
   __shared__ unsigned found_digit, found_wanted;
@@ -581,7 +604,8 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     }
     __syncthreads();
     const unsigned lower_lanes = (1u << lane) - 1;
-    const unsigned greater_there = greater_before + (before & 0xffffu) + __popc(greater & lower_lanes);
+    const unsigned greater_there =
+        greater_before + (before & 0xffffu) + __popc(greater & lower_lanes);
     const unsigned equal_there = equal_before + (before >> 16) + __popc(equal & lower_lanes);
     const bool is_chosen = is_greater || (is_equal && equal_there < wanted);
     const unsigned slot = greater_there + (equal_there < wanted ? equal_there : wanted);
@@ -596,7 +620,7 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
   }
 }
 
-// --- scale ----------------------------------------------------------------------------------------
+// --- scale ---------------------------------------------------------------------------------------
 
 // A power of two and its inverse, both normal numbers.
 struct Scale {
@@ -631,7 +655,7 @@ __device__ __forceinline__ Scale scale_for<F16>(float sum, float clamp) {
   return scale_of_exponent(exponent < -limit ? -limit : exponent > limit ? limit : exponent);
 }
 
-// --- pack -----------------------------------------------------------------------------------------
+// --- pack ----------------------------------------------------------------------------------------
 
 const unsigned STREAM_THREADS = 256;
 
@@ -683,21 +707,21 @@ __device__ __forceinline__ void pack(float* residual, float* velocity, Elements 
   }
 }
 
-#define GFLOW_PACK(NAME, W)                                                                         \
-  extern "C" __global__ void __launch_bounds__(STREAM_THREADS)                                      \
-      gflow_pack_##NAME(float* residual, float* velocity, Elements elements, unsigned chunk,        \
-                        const float* sums, const unsigned* chosen, unsigned count,                  \
-                        unsigned clear_velocity, float clamp, W* wire) {                            \
-    if (blockIdx.x < count) {                                                                       \
-      pack<W>(residual, velocity, elements, chunk, sums, chosen, clear_velocity, clamp, wire);      \
-    }                                                                                               \
+#define GFLOW_PACK(NAME, W)                                                                    \
+  extern "C" __global__ void __launch_bounds__(STREAM_THREADS) gflow_pack_##NAME(              \
+      float* __restrict__ residual, float* __restrict__ velocity, Elements elements,           \
+      unsigned chunk, const float* __restrict__ sums, const unsigned* __restrict__ chosen,     \
+      unsigned count, unsigned clear_velocity, float clamp, W* __restrict__ wire) {            \
+    if (blockIdx.x < count) {                                                                  \
+      pack<W>(residual, velocity, elements, chunk, sums, chosen, clear_velocity, clamp, wire); \
+    }                                                                                          \
   }
 
 GFLOW_PACK(f16, F16)
 GFLOW_PACK(bf16, BF16)
 GFLOW_PACK(f32, float)
 
-// --- unpack ---------------------------------------------------------------------------------------
+// --- unpack --------------------------------------------------------------------------------------
 
 // blockIdx.x is the chunk, blockIdx.y the part of it. Most chunks were not sent, and their gradient
 // is zero already: those blocks end at once.
@@ -759,12 +783,12 @@ __device__ __forceinline__ void unpack(const W* wire, float* residual, Elements 
   }
 }
 
-#define GFLOW_UNPACK(NAME, W, G)                                                                    \
-  extern "C" __global__ void __launch_bounds__(STREAM_THREADS)                                      \
-      gflow_unpack_##NAME(const W* wire, float* residual, Elements elements, unsigned chunk,        \
-                          const float* sums, const unsigned* slot_of_chunk, float clamp,            \
-                          G* gradient) {                                                            \
-    unpack<W, G>(wire, residual, elements, chunk, sums, slot_of_chunk, clamp, gradient);            \
+#define GFLOW_UNPACK(NAME, W, G)                                                                   \
+  extern "C" __global__ void __launch_bounds__(STREAM_THREADS) gflow_unpack_##NAME(                \
+      const W* __restrict__ wire, float* __restrict__ residual, Elements elements, unsigned chunk, \
+      const float* __restrict__ sums, const unsigned* __restrict__ slot_of_chunk, float clamp,     \
+      G* __restrict__ gradient) {                                                                  \
+    unpack<W, G>(wire, residual, elements, chunk, sums, slot_of_chunk, clamp, gradient);           \
   }
 
 GFLOW_UNPACK(f16_f32, F16, float)
@@ -777,10 +801,10 @@ GFLOW_UNPACK(f32_f32, float, float)
 GFLOW_UNPACK(f32_f16, float, F16)
 GFLOW_UNPACK(f32_bf16, float, BF16)
 
-// --- whole tensors --------------------------------------------------------------------------------
+// --- whole tensors -------------------------------------------------------------------------------
 
-// Calls `each` with the first element of every quad of this thread, and with how many elements there
-// are, both counted from a place near enough for 32 bits.
+// Calls `each` with the first element of every quad of this thread, and with how many elements
+// there are, both counted from a place near enough for 32 bits.
 template <class Each>
 __device__ __forceinline__ void for_each_quad(Elements elements, const Each& each) {
   const Elements stride = static_cast<Elements>(gridDim.x) * blockDim.x * QUAD;
@@ -811,10 +835,11 @@ __device__ __forceinline__ void add_velocity(G* gradient, float* velocity, Eleme
   });
 }
 
-#define GFLOW_ADD_VELOCITY(NAME, G)                                                                 \
-  extern "C" __global__ void __launch_bounds__(STREAM_THREADS) gflow_add_velocity_##NAME(           \
-      G* gradient, float* velocity, Elements elements, float factor, unsigned nesterov) {           \
-    add_velocity<G>(gradient, velocity, elements, factor, nesterov);                                \
+#define GFLOW_ADD_VELOCITY(NAME, G)                                                     \
+  extern "C" __global__ void __launch_bounds__(STREAM_THREADS)                          \
+      gflow_add_velocity_##NAME(G* __restrict__ gradient, float* __restrict__ velocity, \
+                                Elements elements, float factor, unsigned nesterov) {   \
+    add_velocity<G>(gradient, velocity, elements, factor, nesterov);                    \
   }
 
 GFLOW_ADD_VELOCITY(f32, float)
@@ -823,7 +848,7 @@ GFLOW_ADD_VELOCITY(bf16, BF16)
 
 // As `rescale` of rust/engine/gradients/bucket.rs: the unit of the gradients has changed.
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS)
-    gflow_rescale(float* values, Elements elements, float factor) {
+    gflow_rescale(float* __restrict__ values, Elements elements, float factor) {
   const bool aligned = is_aligned(values);
   const float largest = Type<float>::largest();
   for_each_quad(elements, [&](Elements first, unsigned count) {

@@ -19,7 +19,8 @@ pub const ID_BYTES: usize = 128;
 
 /// A communicator of NCCL's.
 pub type Handle = *mut c_void;
-type Stream = *mut c_void;
+/// A stream of CUDA's.
+pub type Stream = *mut c_void;
 
 /// What the ranks of a new communicator know each other by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +54,27 @@ impl From<Wire> for Kind {
             Wire::F32 => Element::F32,
         })
     }
+}
+
+/// Some elements in the memory of a device.
+#[derive(Debug, Clone, Copy)]
+pub struct Elements {
+    pub address: u64,
+    pub count: usize,
+    pub kind: Kind,
+}
+
+impl Elements {
+    fn parts(self) -> (*mut c_void, usize, c_int) {
+        (self.address as *mut c_void, self.count, self.kind.0)
+    }
+}
+
+/// What something is put on: a communicator, and a stream of its device. Both must be valid.
+#[derive(Clone, Copy)]
+pub struct On {
+    pub handle: Handle,
+    pub stream: Stream,
 }
 
 macro_rules! functions {
@@ -184,97 +206,64 @@ impl Nccl {
         outcome.and(ended)
     }
 
-    /// # Safety
-    /// The handle and the stream are valid, and the memory of the device is when the stream gets there.
-    pub unsafe fn all_reduce(
-        &self,
-        memory: u64,
-        count: usize,
-        kind: Kind,
-        on: (Handle, Stream),
-    ) -> Result<()> {
-        let (from, to) = (memory as *const c_void, memory as *mut c_void);
-        // SAFETY: the caller's promise.
-        let status =
-            unsafe { (self.functions.all_reduce)(from, to, count, kind.0, SUM, on.0, on.1) };
-        self.check("ncclAllReduce", status, Some(on.0))
-    }
-
-    /// Of `each` elements a rank, those of this rank become the sum, in their place.
+    /// The elements become the sum over all ranks.
     ///
     /// # Safety
-    /// As for [`Nccl::all_reduce`], and there is as much memory for every rank.
-    pub unsafe fn reduce_scatter(
-        &self,
-        memory: u64,
-        own: u64,
-        each: usize,
-        kind: Kind,
-        on: (Handle, Stream),
-    ) -> Result<()> {
-        let (from, to) = (memory as *const c_void, own as *mut c_void);
+    /// The elements are memory of the device, valid when the stream gets there: so in all of these.
+    pub unsafe fn all_reduce(&self, elements: Elements, on: On) -> Result<()> {
+        let (at, count, kind) = elements.parts();
+        let all_reduce = &self.functions.all_reduce;
         // SAFETY: the caller's promise.
-        let status =
-            unsafe { (self.functions.reduce_scatter)(from, to, each, kind.0, SUM, on.0, on.1) };
-        self.check("ncclReduceScatter", status, Some(on.0))
+        let status = unsafe { all_reduce(at, at, count, kind, SUM, on.handle, on.stream) };
+        self.check("ncclAllReduce", status, Some(on.handle))
     }
 
-    /// Every rank gets the elements of all, each in its place.
+    /// Of as many elements for every rank, which begin at `all`, this rank's own become the sum.
     ///
     /// # Safety
-    /// As for [`Nccl::reduce_scatter`].
-    pub unsafe fn all_gather(
-        &self,
-        memory: u64,
-        own: u64,
-        each: usize,
-        kind: Kind,
-        on: (Handle, Stream),
-    ) -> Result<()> {
-        let (from, to) = (own as *const c_void, memory as *mut c_void);
+    /// As above, for all of them.
+    pub unsafe fn reduce_scatter(&self, all: u64, own: Elements, on: On) -> Result<()> {
+        let (at, count, kind) = own.parts();
+        let (all, reduce_scatter) = (all as *const c_void, &self.functions.reduce_scatter);
         // SAFETY: the caller's promise.
-        let status = unsafe { (self.functions.all_gather)(from, to, each, kind.0, on.0, on.1) };
-        self.check("ncclAllGather", status, Some(on.0))
+        let status = unsafe { reduce_scatter(all, at, count, kind, SUM, on.handle, on.stream) };
+        self.check("ncclReduceScatter", status, Some(on.handle))
+    }
+
+    /// Every rank gets the own elements of all, each in its place after `all`.
+    ///
+    /// # Safety
+    /// As above, for all of them.
+    pub unsafe fn all_gather(&self, all: u64, own: Elements, on: On) -> Result<()> {
+        let (at, count, kind) = own.parts();
+        let (all, all_gather) = (all as *mut c_void, &self.functions.all_gather);
+        // SAFETY: the caller's promise.
+        let status = unsafe { all_gather(at, all, count, kind, on.handle, on.stream) };
+        self.check("ncclAllGather", status, Some(on.handle))
     }
 
     /// The elements of rank `root` become the sum.
     ///
     /// # Safety
-    /// As for [`Nccl::all_reduce`].
-    pub unsafe fn reduce(
-        &self,
-        memory: u64,
-        count: usize,
-        kind: Kind,
-        root: usize,
-        on: (Handle, Stream),
-    ) -> Result<()> {
-        let (from, to) = (memory as *const c_void, memory as *mut c_void);
-        let root = number(root)?;
+    /// As above.
+    pub unsafe fn reduce(&self, elements: Elements, root: usize, on: On) -> Result<()> {
+        let ((at, count, kind), root) = (elements.parts(), number(root)?);
+        let reduce = &self.functions.reduce;
         // SAFETY: the caller's promise.
-        let status =
-            unsafe { (self.functions.reduce)(from, to, count, kind.0, SUM, root, on.0, on.1) };
-        self.check("ncclReduce", status, Some(on.0))
+        let status = unsafe { reduce(at, at, count, kind, SUM, root, on.handle, on.stream) };
+        self.check("ncclReduce", status, Some(on.handle))
     }
 
     /// The elements become those of rank `root`.
     ///
     /// # Safety
-    /// As for [`Nccl::all_reduce`].
-    pub unsafe fn broadcast(
-        &self,
-        memory: u64,
-        count: usize,
-        kind: Kind,
-        root: usize,
-        on: (Handle, Stream),
-    ) -> Result<()> {
-        let (from, to) = (memory as *const c_void, memory as *mut c_void);
-        let root = number(root)?;
+    /// As above.
+    pub unsafe fn broadcast(&self, elements: Elements, root: usize, on: On) -> Result<()> {
+        let ((at, count, kind), root) = (elements.parts(), number(root)?);
+        let broadcast = &self.functions.broadcast;
         // SAFETY: the caller's promise.
-        let status =
-            unsafe { (self.functions.broadcast)(from, to, count, kind.0, root, on.0, on.1) };
-        self.check("ncclBroadcast", status, Some(on.0))
+        let status = unsafe { broadcast(at, at, count, kind, root, on.handle, on.stream) };
+        self.check("ncclBroadcast", status, Some(on.handle))
     }
 
     fn check(&self, call: &str, status: c_int, of: Option<Handle>) -> Result<()> {

@@ -97,7 +97,8 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
     }
 
     /// Something is about to be put on a stream, with `work`, which returns what is reached at its end.
-    /// It is looked after from before that on: also putting it there may hang.
+    /// It is looked after from before that on: also putting it there may hang. If only a part of it got
+    /// there, the group is over, and no rank may wait for the rest: the communicators are aborted.
     pub fn during(
         &self,
         what: T,
@@ -121,6 +122,8 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
             }
             Err(fault) => {
                 state.under_way.remove(position);
+                state.is_to_end = true;
+                self.changed.notify_all();
                 Err(fault)
             }
         }

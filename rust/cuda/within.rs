@@ -4,7 +4,7 @@
 use super::communicator::Communicator;
 use super::fault::Result;
 use super::lane::Lane;
-use super::nccl::Kind;
+use super::nccl::{Elements, Kind, Nccl, On};
 use crate::arithmetic::element::Element;
 use std::ops::Range;
 
@@ -24,44 +24,58 @@ pub struct Parts<'a> {
 impl Parts<'_> {
     /// Sums every part on the rank that carries it.
     pub fn reduce(&self) -> Result<()> {
-        let (kind, stream) = (Kind::from(self.element), &self.lane.stream);
-        match self.equal() {
+        self.put(|nccl, on| match self.equal() {
             // SAFETY: the tensor belongs to the exchange until that is over, on this stream.
-            Some((own, each)) => unsafe {
-                self.within.reduce_scatter(self.address, own, each, kind, stream)
-            },
-            // SAFETY: as above.
-            None => unsafe { self.within.reduce_parts(&self.parts(), kind, stream) },
-        }
+            Some(own) => unsafe { nccl.reduce_scatter(self.address, own, on) },
+            None => nccl.group(|| {
+                self.parts().try_for_each(|(root, part)| {
+                    // SAFETY: as above.
+                    unsafe { nccl.reduce(part, root, on) }
+                })
+            }),
+        })
     }
 
     /// Brings every part to all ranks.
     pub fn hand_out(&self) -> Result<()> {
-        let (kind, stream) = (Kind::from(self.element), &self.lane.stream);
-        match self.equal() {
+        self.put(|nccl, on| match self.equal() {
             // SAFETY: as above.
-            Some((own, each)) => unsafe {
-                self.within.all_gather(self.address, own, each, kind, stream)
-            },
-            // SAFETY: as above.
-            None => unsafe { self.within.broadcast_parts(&self.parts(), kind, stream) },
+            Some(own) => unsafe { nccl.all_gather(self.address, own, on) },
+            None => nccl.group(|| {
+                self.parts().try_for_each(|(root, part)| {
+                    // SAFETY: as above.
+                    unsafe { nccl.broadcast(part, root, on) }
+                })
+            }),
+        })
+    }
+
+    fn put(&self, work: impl FnOnce(&Nccl, On) -> Result<()>) -> Result<()> {
+        match self.ranges.iter().all(Range::is_empty) {
+            true => Ok(()),
+            false => self.within.put(&self.lane.stream, work),
         }
     }
 
-    /// Where the own part is and how many elements each has, if all ranks carry equally much: NCCL does
-    /// that faster than one part after the other.
-    fn equal(&self) -> Option<(u64, usize)> {
+    /// The own part, if all ranks carry equally much: NCCL does that faster than one part after the other.
+    fn equal(&self) -> Option<Elements> {
         let first = self.ranges.first()?.len();
         let are_equal =
             self.ranges.len() == self.ranks && self.ranges.iter().all(|range| range.len() == first);
-        let own = self.ranges.get(self.place).filter(|_| are_equal)?;
-        Some((self.address + own.start as u64, first / self.element.bytes()))
+        self.ranges.get(self.place).filter(|_| are_equal).map(|own| self.elements(own))
     }
 
-    fn parts(&self) -> Vec<(u64, usize)> {
-        let part = |range: &Range<usize>| {
-            (self.address + range.start as u64, range.len() / self.element.bytes())
-        };
-        self.ranges.iter().map(part).collect()
+    /// The parts that are not empty, each with the place of the rank that carries it.
+    fn parts(&self) -> impl Iterator<Item = (usize, Elements)> {
+        let parts = self.ranges.iter().enumerate().filter(|(_, range)| !range.is_empty());
+        parts.map(|(place, range)| (place, self.elements(range)))
+    }
+
+    fn elements(&self, range: &Range<usize>) -> Elements {
+        Elements {
+            address: self.address + range.start as u64,
+            count: range.len() / self.element.bytes(),
+            kind: Kind::from(self.element),
+        }
     }
 }

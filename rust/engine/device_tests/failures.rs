@@ -177,6 +177,8 @@ fn a_call_of_the_driver_or_of_nccl_that_fails_is_an_error_with_its_name_on_every
             members.iter().filter_map(|m| m.engine.check_usable().err()).map(|e| e.to_string()),
         );
         assert!(texts.iter().any(|text| text.contains(function)), "{function}: {texts:?}");
+        // No GPU waits for what another never got to do.
+        gpus.iter().for_each(|gpu| gpu.engine_stream.rest(BOUND).unwrap());
         end(members, begun);
         standin.clear();
     }

@@ -21,7 +21,7 @@ use crate::compress::Momentum;
 use crate::compress::schedule::count;
 use crate::cuda::exchange::{Exchange, Shard};
 use crate::cuda::lane::Lane;
-use crate::cuda::nccl::Kind;
+use crate::cuda::nccl::{Elements, Kind};
 use crate::cuda::room::Room;
 use crate::cuda::watchdog::Watchdog;
 use crate::cuda::within::Parts;
@@ -135,11 +135,18 @@ impl Path for DevicePath {
         else {
             return Ok(0);
         };
-        let elements = shard.bytes / tensor.element.bytes();
+        let elements = Elements {
+            address: shard.address as u64,
+            count: shard.bytes / tensor.element.bytes(),
+            kind: Kind::from(tensor.element),
+        };
+        if elements.count == 0 {
+            // That of equal place on other hosts has as little.
+            return Ok(0);
+        }
         self.enqueue(&tensor.of, means.deadline, || {
-            let (address, kind) = (shard.address as u64, Kind::from(tensor.element));
             // SAFETY: the tensor belongs to the exchange until that is over.
-            unsafe { across.all_reduce(address, elements, kind, &self.lane.stream) }
+            across.put(&self.lane.stream, |nccl, on| unsafe { nccl.all_reduce(elements, on) })
         })?;
         Ok(ring_bytes(topology, shard.bytes))
     }

@@ -34,7 +34,7 @@ impl Path for HostPath {
     }
 
     fn reduce_within(&mut self, means: &mut Means, tensor: &Tensor) -> Result<(), Failure> {
-        let (reducer, in_arenas) = on_host(tensor);
+        let (reducer, in_arenas) = on_host(tensor)?;
         let Means { fabric, counters, deadline, .. } = means;
         counters.time(Stage::WithinHost, || {
             hosts::reduce_within(fabric, tensor.span, in_arenas, reducer, *deadline)
@@ -56,7 +56,7 @@ impl Path for HostPath {
     }
 
     fn reduce_across(&mut self, means: &mut Means, tensor: &Tensor) -> Result<u64, Failure> {
-        let (reducer, _) = on_host(tensor);
+        let (reducer, _) = on_host(tensor)?;
         let Means { fabric, counters, deadline, .. } = means;
         let before = fabric.ring().map_or(0, |(ring, _)| ring.sent());
         counters
@@ -65,7 +65,7 @@ impl Path for HostPath {
     }
 
     fn hand_out_within(&mut self, means: &mut Means, tensor: &Tensor) -> Result<(), Failure> {
-        let (_, in_arenas) = on_host(tensor);
+        let (_, in_arenas) = on_host(tensor)?;
         let Means { fabric, counters, deadline, .. } = means;
         counters.time(Stage::WithinHost, || {
             hosts::hand_out_within(fabric, tensor.span, in_arenas, *deadline)
@@ -186,10 +186,10 @@ impl Path for HostPath {
 }
 
 /// How a tensor of this path is added up, and the tensors of this host's ranks if they share memory.
-fn on_host(tensor: &Tensor) -> (&Reducer, Option<&[Span]>) {
+fn on_host(tensor: &Tensor) -> Result<(&Reducer, Option<&[Span]>), Failure> {
     match &tensor.place {
-        Place::Host { reducer, in_arenas } => (reducer, in_arenas.as_deref()),
-        Place::Device { .. } => unreachable!("a path is chosen by the place of the tensor"),
+        Place::Host { reducer, in_arenas } => Ok((reducer, in_arenas.as_deref())),
+        Place::Device { .. } => Err(Failure::Broken("a tensor is not on its path".to_string())),
     }
 }
 

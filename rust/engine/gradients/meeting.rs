@@ -26,6 +26,12 @@ pub struct Communicators {
     pub across: Option<Arc<Communicator>>,
 }
 
+impl Communicators {
+    fn abort(&self) {
+        self.within.iter().chain(&self.across).for_each(|one| one.abort());
+    }
+}
+
 /// A place in a communicator that is being made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Seat {
@@ -98,35 +104,43 @@ fn take_seats(
     std::thread::Builder::new()
         .name("gflow-meeting".to_string())
         .spawn(move || {
-            let met = seats.map(|seat| sit_down(&of_thread, seat));
-            if let Err(unwanted) = sender.send(met) {
+            if let Err(unwanted) = sender.send(take_all(&of_thread, seats)) {
                 // Too late: the group has given up.
-                unwanted.0.into_iter().flatten().flatten().for_each(|one| one.abort());
+                unwanted.0.iter().for_each(Communicators::abort);
             }
             raised.raise();
         })
         .map_err(|error| here(Fault(format!("could not start a thread: {error}"))))?;
     let limit = deadline.saturating_duration_since(Instant::now());
     fabric.watch_until(&done, limit)?;
-    let Ok([within, across]) = outcome.try_recv() else {
+    let Ok(met) = outcome.try_recv() else {
         let waited = limit.as_secs_f64();
         return Err(here(Fault(format!(
             "NCCL could not connect the ranks within {waited:.1} s. NCCL_DEBUG=INFO shows what it tries"
         ))));
     };
-    Ok(Communicators { within: within.map_err(&here)?, across: across.map_err(&here)? })
+    met.map_err(here)
+}
+
+fn take_all(
+    lane: &Arc<Lane>,
+    [within, across]: [Option<(Seat, UniqueId)>; 2],
+) -> cuda::Result<Communicators> {
+    let mut met = Communicators { within: sit_down(lane, within)?, across: None };
+    met.across = sit_down(lane, across).inspect_err(|_| met.abort())?;
+    Ok(met)
 }
 
 /// Waits in NCCL for the others of a communicator.
 fn sit_down(
-    lane: &Lane,
+    lane: &Arc<Lane>,
     seat: Option<(Seat, UniqueId)>,
 ) -> cuda::Result<Option<Arc<Communicator>>> {
     let Some((seat, id)) = seat else { return Ok(None) };
     let _entered = lane.stream.context.enter()?;
     let handle = lane.nccl.init_rank(seat.ranks, id, seat.own)?;
     // SAFETY: NCCL has just made it.
-    Ok(Some(Arc::new(unsafe { Communicator::new(lane.nccl, handle) })))
+    Ok(Some(Arc::new(unsafe { Communicator::new(lane.nccl, &lane.stream.context, handle) })))
 }
 
 /// The ids that a rank has made: of its host's communicator, and of the one across hosts.

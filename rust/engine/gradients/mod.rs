@@ -50,6 +50,7 @@ use device::DevicePath;
 use host::HostPath;
 use path::{Buckets, Manner, Means, Path};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -84,15 +85,16 @@ impl Paths {
         if lane == 0 {
             return Ok(&mut self.host);
         }
-        if !self.devices.contains_key(&lane) {
-            let Some(opened) = self.opened.lane(lane) else {
-                return Err(Failure::Broken(format!("there is no lane {lane}")));
-            };
-            let path = DevicePath::new(opened, self.opened.watchdog.clone(), rank);
-            self.devices.insert(lane, path);
+        match self.devices.entry(lane) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(unknown) => {
+                let Some(opened) = self.opened.lane(lane) else {
+                    return Err(Failure::Broken(format!("there is no lane {lane}")));
+                };
+                let watchdog = self.opened.watchdog.clone();
+                Ok(unknown.insert(DevicePath::new(opened, watchdog, rank)))
+            }
         }
-        let path = self.devices.get_mut(&lane).expect("it was just put there");
-        Ok(path)
     }
 }
 

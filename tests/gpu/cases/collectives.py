@@ -190,6 +190,18 @@ def halves_are_rounded_as_numpy_does() -> None:
         assert np.array_equal(result, expected, equal_nan=True)
 
 
+def a_zero_keeps_its_sign() -> None:
+    parts = [np.array([-0.0, 0.0, -0.0], np.float32), np.array([-0.0, -0.0, 0.0], np.float32)]
+
+    def one(communicator: Communicator, stream: Stream) -> list[bool]:
+        memory = Memory(12)
+        stream.put(memory, parts[communicator.rank].tobytes())
+        communicator.all_reduce(memory, 3, "f32", "sum", stream)
+        return np.signbit(bytes_of(memory, stream, "f32")).tolist()
+
+    assert as_ranks(2, one) == [[True, False, False]] * 2
+
+
 def blocks_are_scattered_and_gathered() -> None:
     ranks, count = 3, 700
     for kind in ("f32", "bf16"):

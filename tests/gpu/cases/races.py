@@ -52,6 +52,20 @@ def different_bytes_are_no_race_and_one_common_byte_is() -> None:
     assert b"bytes 50 to 51 of 100" in cuda.standin_last_race()
 
 
+def a_part_of_what_another_has_written_is_enough_for_a_race() -> None:
+    use_device(0)
+    first, second, memory = Stream(), Stream(), Memory(100)
+    first.fill(memory, 1)
+    second.fill(memory, 2, 40, 60)
+    assert races() == 1
+    # What is left of it on both sides is still known.
+    first.fill(memory, 3, 0, 40)
+    first.fill(memory, 3, 60, 100)
+    assert races() == 1
+    Stream().fill(memory, 4, 20, 30)
+    assert races() == 2
+
+
 def one_stream_does_not_race_with_itself() -> None:
     use_device(0)
     stream, memory = Stream(), Memory(100)

@@ -1,6 +1,7 @@
 """NCCL when something goes wrong: what hangs, what is told, and what an abort ends."""
 
 import ctypes
+import os
 import subprocess
 import sys
 import threading
@@ -239,10 +240,14 @@ def a_communicator_can_be_made_without_waiting() -> None:
 
 def an_abort_ends_the_making_of_a_communicator() -> None:
     use_device(0)
-    comm = start(unique_id(), 0, 2)
+    name = unique_id()
+    before = len(os.listdir("/proc/self/task"))
+    comm = start(name, 0, 2)
     time.sleep(0.05)
     assert comm.async_error() == IN_PROGRESS
     comm.abort()
+    # The thread that waited for the others has ended.
+    until(lambda: len(os.listdir("/proc/self/task")) == before)
 
 
 def a_configuration_that_was_not_initialised_is_refused() -> None:

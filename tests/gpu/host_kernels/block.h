@@ -1,10 +1,11 @@
 // A block of threads of a GPU on one thread of the host: each has a stack of its own, and they take
 // turns where they wait for each other.
 //
-// In which order they run between two barriers must make no difference. So blocks with an odd index
-// run them backwards: a missing barrier changes the outcome of one or the other. What cannot be right
-// on a GPU (a barrier that some threads do not come to, a warp of which not all lanes take part) ends
-// the process with a message.
+// In which order they run between two barriers must make no difference. So each warp runs as far
+// ahead of the others as barriers let it, and every other block starts with the last warp: a
+// missing barrier changes the outcome of one or the other. What cannot be right on a GPU (a barrier
+// that some threads do not come to, a warp of which not all lanes take part) ends the process with
+// a message.
 #ifndef GFLOW_TESTS_HOST_KERNELS_BLOCK_H
 #define GFLOW_TESTS_HOST_KERNELS_BLOCK_H
 
@@ -73,6 +74,7 @@ class Block {
   };
 
   void run_block();
+  bool run_warp(unsigned warp, bool backwards);
   void begin(unsigned thread);
   void give_turn_to(unsigned thread);
   void give_turn_back();
@@ -84,6 +86,7 @@ class Block {
   const std::function<void()>* kernel_ = nullptr;
   unsigned threads_ = 0;
   unsigned current_ = 0;
+  unsigned launches_ = 0;
   unsigned changes_ = 0;  // Meetings that took place and threads that ended.
   Meeting of_block_;
   Meeting of_warps_[MAX_THREADS / WARP];

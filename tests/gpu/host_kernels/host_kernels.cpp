@@ -4,6 +4,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -12,9 +13,11 @@
 #include <type_traits>
 #include <utility>
 
+// In this order: the second is written in the words that the first has.
+// clang-format off
 #include "cuda.h"
-
 #include "../../../rust/cuda/kernels.cu"
+// clang-format on
 
 namespace gflow_host {
 namespace {
@@ -28,12 +31,12 @@ constexpr std::size_t STACK_BYTES = 64 << 10;
 
 }  // namespace
 
-// --- turns ----------------------------------------------------------------------------------------
+// --- turns ---------------------------------------------------------------------------------------
 
 #if defined(__x86_64__)
 // Leaves the registers that a function must keep on the stack, remembers where that is, and takes
-// those of the other context. (swapcontext asks the kernel for the signal mask each time, which takes
-// fifty times as long.)
+// those of the other context. (swapcontext asks the kernel for the signal mask each time, which
+// takes fifty times as long.)
 asm(R"(
 .text
 .p2align 4
@@ -133,6 +136,7 @@ void Block::run(const Shape& grid, const Shape& block, const std::function<void(
   block_shape_ = block;
   threads_ = block.x * block.y * block.z;
   kernel_ = &kernel;
+  ++launches_;
   for (unsigned z = 0; z < grid.z; ++z) {
     for (unsigned y = 0; y < grid.y; ++y) {
       for (unsigned x = 0; x < grid.x; ++x) {
@@ -151,18 +155,16 @@ void Block::run_block() {
   for (unsigned thread = 0; thread < threads_; ++thread) {
     begin(thread);
   }
-  const bool backwards = (block_index_.x + block_index_.y + block_index_.z) % 2;
-  for (unsigned done = 0; done < threads_;) {
+  // Every other launch starts from the other end as well.
+  const bool backwards = (block_index_.x + block_index_.y + block_index_.z + launches_) % 2;
+  const unsigned warps = (threads_ + WARP - 1) / WARP;
+  for (bool all_done = false; !all_done;) {
     const unsigned changes = changes_;
-    done = 0;
-    for (unsigned turn = 0; turn < threads_; ++turn) {
-      const unsigned thread = backwards ? threads_ - 1 - turn : turn;
-      if (!fibers_[thread].is_done) {
-        give_turn_to(thread);
-      }
-      done += fibers_[thread].is_done;
+    all_done = true;
+    for (unsigned turn = 0; turn < warps; ++turn) {
+      all_done &= run_warp(backwards ? warps - 1 - turn : turn, backwards);
     }
-    if (done < threads_ && changes == changes_) {
+    if (!all_done && changes == changes_) {
       give_up("some of its threads wait at a barrier that the others never come to");
     }
   }
@@ -171,7 +173,25 @@ void Block::run_block() {
   }
 }
 
-// --- meetings -------------------------------------------------------------------------------------
+// Lets a warp go on until all of it waits for other warps, and says if it has ended.
+bool Block::run_warp(unsigned warp, bool backwards) {
+  const unsigned first = warp * WARP, count = std::min(WARP, threads_ - first);
+  unsigned changes, done;
+  do {
+    changes = changes_;
+    done = 0;
+    for (unsigned turn = 0; turn < count; ++turn) {
+      const unsigned thread = first + (backwards ? count - 1 - turn : turn);
+      if (!fibers_[thread].is_done) {
+        give_turn_to(thread);
+      }
+      done += fibers_[thread].is_done;
+    }
+  } while (changes != changes_);
+  return done == count;
+}
+
+// --- meetings ------------------------------------------------------------------------------------
 
 void Block::wait_until_not(const Meeting& meeting, unsigned number) {
   const unsigned self = current_;
@@ -230,7 +250,7 @@ unsigned Block::shuffle_down(unsigned lanes, unsigned mine, unsigned distance) {
   return from < WARP ? all[from] : mine;
 }
 
-// --- the table ------------------------------------------------------------------------------------
+// --- the table -----------------------------------------------------------------------------------
 
 namespace {
 
@@ -264,26 +284,26 @@ struct Caller<KERNEL> {
   }
 };
 
-#define GFLOW_HOST_KERNELS(EACH)                                                                   \
-  EACH(gflow_accumulate_f32)                                                                       \
-  EACH(gflow_accumulate_f16)                                                                       \
-  EACH(gflow_accumulate_bf16)                                                                      \
-  EACH(gflow_select)                                                                               \
-  EACH(gflow_pack_f16)                                                                             \
-  EACH(gflow_pack_bf16)                                                                            \
-  EACH(gflow_pack_f32)                                                                             \
-  EACH(gflow_unpack_f16_f32)                                                                       \
-  EACH(gflow_unpack_f16_f16)                                                                       \
-  EACH(gflow_unpack_f16_bf16)                                                                      \
-  EACH(gflow_unpack_bf16_f32)                                                                      \
-  EACH(gflow_unpack_bf16_f16)                                                                      \
-  EACH(gflow_unpack_bf16_bf16)                                                                     \
-  EACH(gflow_unpack_f32_f32)                                                                       \
-  EACH(gflow_unpack_f32_f16)                                                                       \
-  EACH(gflow_unpack_f32_bf16)                                                                      \
-  EACH(gflow_add_velocity_f32)                                                                     \
-  EACH(gflow_add_velocity_f16)                                                                     \
-  EACH(gflow_add_velocity_bf16)                                                                    \
+#define GFLOW_HOST_KERNELS(EACH) \
+  EACH(gflow_accumulate_f32)     \
+  EACH(gflow_accumulate_f16)     \
+  EACH(gflow_accumulate_bf16)    \
+  EACH(gflow_select)             \
+  EACH(gflow_pack_f16)           \
+  EACH(gflow_pack_bf16)          \
+  EACH(gflow_pack_f32)           \
+  EACH(gflow_unpack_f16_f32)     \
+  EACH(gflow_unpack_f16_f16)     \
+  EACH(gflow_unpack_f16_bf16)    \
+  EACH(gflow_unpack_bf16_f32)    \
+  EACH(gflow_unpack_bf16_f16)    \
+  EACH(gflow_unpack_bf16_bf16)   \
+  EACH(gflow_unpack_f32_f32)     \
+  EACH(gflow_unpack_f32_f16)     \
+  EACH(gflow_unpack_f32_bf16)    \
+  EACH(gflow_add_velocity_f32)   \
+  EACH(gflow_add_velocity_f16)   \
+  EACH(gflow_add_velocity_bf16)  \
   EACH(gflow_rescale)
 
 #define GFLOW_HOST_DESCRIBE(NAME) {#NAME, Caller<NAME>::letters},

@@ -30,8 +30,9 @@ const GflowHostKernel* gflow_host_kernels(unsigned* count);
 // argument the address of its value. Pointers among them must be readable by the host here. May be
 // called from several threads at once.
 //
-// Returns 0; 1 if there is no kernel of this name; 2 if no GPU would take such a launch (a dimension
-// of zero or beyond the limits, more than 1024 threads, or more than 48 KiB of shared memory).
+// Returns 0; 1 if there is no kernel of this name; 2 if no GPU would take such a launch (a
+// dimension of zero or beyond the limits, more than 1024 threads, or more than 48 KiB of shared
+// memory).
 int gflow_host_launch(const char* name, const unsigned grid[3], const unsigned block[3],
                       unsigned shared_bytes, void** arguments);
 

@@ -14,8 +14,8 @@ struct ncclComm;
 
 // --- libcuda.so.1 ---------------------------------------------------------------------------
 
-// How many pairs of accesses had no event between them since the last clear, and the last of them
-// in words ("" if none). Both also count what is only noticed when it runs: see standin_faults.
+// How many pieces of work touched what another stream touched, with no event between them, since
+// the last clear; and the last of them in words ("" if none).
 int standin_races(void);
 const char* standin_last_race(void);
 

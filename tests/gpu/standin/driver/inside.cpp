@@ -19,8 +19,11 @@ CUresult queue_on(CUstream handle, Work work) {
   if (stream->is_capturing) {
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
+  if (CUresult fault = stream->device().fault(); fault != CUDA_SUCCESS) {
+    return fault;
+  }
   stream->submit(std::move(work));
-  return stream->device().fault();
+  return CUDA_SUCCESS;
 }
 
 void* alias_of(uint64_t address) { return device_memory().alias(address); }
