@@ -133,6 +133,29 @@ def test_waiting_makes_the_stream_wait_and_not_the_host(on_device: Callable[...,
         }
 
 
+def forget_to_wait(rank: int, world: int, waits: bool) -> str:
+    standin().clear()
+    tensor = torch.ones(1000, device=NAME)
+    work = dist.all_reduce(tensor, async_op=True)
+    if waits:
+        work.wait()
+    tensor.add_(1)
+    work.wait()
+    torch.accelerator.synchronize()
+    seen = standin().races()
+    standin().clear()
+    return seen
+
+
+def test_a_program_that_forgets_to_wait_is_noticed(on_device: Callable[..., Team]) -> None:
+    """So that it means something that no other test here has seen a race."""
+    team = on_device(2)
+    assert team.run(forget_to_wait, True) == ["", ""]
+    for seen in team.run(forget_to_wait, False):
+        assert "ncclAllReduce" in seen, seen
+        assert "aten::add" in seen, seen
+
+
 @jobs.clean
 def step_without_waiting(rank: int, world: int, options: dict[str, Any]) -> list[int]:
     """How often each step has waited for the device."""
