@@ -416,12 +416,10 @@ WorkPtr GflowBackend::alltoall(Tensors& outputs, Tensors& inputs,
 }
 
 WorkPtr GflowBackend::barrier(const c10d::BarrierOptions& opts) {
-  at::Device device(at::kCPU);
-  if (opts.device && !opts.device->is_cpu()) {
-    device = *opts.device;
-  } else if (!opts.device_ids.empty()) {
-    device = at::Device(accelerator_ ? accelerator_->type : at::kCUDA);
-  }
+  const auto served = accelerator_ ? accelerator_->type : at::kCUDA;
+  const bool is_on_device =
+      !opts.device_ids.empty() || (opts.device && opts.device->type() == served);
+  const at::Device device(is_on_device ? served : at::kCPU);
   return collective(
       "gflow:barrier", describe(OpType::BARRIER, {}), device, opts, {}, {},
       [opts](Backend& inner, TensorLists&, TensorLists&) { return inner.barrier(opts); });

@@ -203,6 +203,26 @@ def test_tensors_that_were_let_go_of_are_exchanged(on_device: Callable[..., Team
 
 
 @jobs.clean
+def nobody_waits(rank: int, world: int) -> float:
+    """Neither the tensor nor the Work is kept, so nothing but the allocator can keep the memory."""
+    for _ in range(10):
+        tensor = torch.full((1000,), 1.0, device=NAME)
+        dist.all_reduce(tensor, async_op=True)
+        del tensor
+        dist.all_reduce(torch.ones(1))  # the engine is done with it when this is over
+        torch.full((1000,), -7.0, device=NAME)
+    last = torch.ones(1, device=NAME)
+    dist.all_reduce(last)
+    return last.item()
+
+
+def test_memory_is_not_handed_out_before_the_exchange_is_over(
+    on_device: Callable[..., Team],
+) -> None:
+    assert on_device(2).run(nobody_waits) == [2.0, 2.0]
+
+
+@jobs.clean
 def hooked(rank: int, world: int) -> list[torch.Tensor]:
     """A communication hook of the user's own, whose callback works on the result."""
     model = jobs.model_on(NAME)
