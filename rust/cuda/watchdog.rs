@@ -208,24 +208,26 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
 
 impl<T> State<T> {
     /// Lets go of what is over, and returns what is not well, if anything. `fault` is NCCL's, which does
-    /// not say of what: of the oldest, because everything is done in order.
+    /// not say of what: of the oldest that is not over, because everything is done in order.
     fn trouble(&mut self, fault: Option<Fault>) -> Option<(T, Trouble)> {
-        let mut trouble = fault.map(Trouble::Fault);
-        while let (Some(oldest), None) = (self.under_way.front(), &trouble) {
-            match oldest.end.as_ref().map(Event::is_over) {
-                Some(Ok(true)) => {
-                    self.under_way.pop_front();
-                    continue;
+        let (mut last, mut fault) = (None, fault);
+        while let Some(end) = self.under_way.front().and_then(|oldest| oldest.end.as_ref()) {
+            match end.is_over() {
+                Ok(true) => last = self.under_way.pop_front(),
+                Ok(false) => break,
+                Err(of_device) => {
+                    fault.get_or_insert(of_device);
+                    break;
                 }
-                Some(Err(fault)) => trouble = Some(Trouble::Fault(fault)),
-                Some(Ok(false)) | None if oldest.deadline <= Instant::now() => {
-                    trouble = Some(Trouble::Late);
-                }
-                Some(Ok(false)) | None => return None,
             }
         }
-        let trouble = trouble?;
-        self.under_way.pop_front().map(|oldest| (oldest.what, trouble))
+        let is_late = |oldest: &UnderWay<T>| oldest.deadline <= Instant::now();
+        let trouble = match fault {
+            Some(fault) => Trouble::Fault(fault),
+            None if self.under_way.front().is_some_and(is_late) => Trouble::Late,
+            None => return None,
+        };
+        self.under_way.pop_front().or(last).map(|one| (one.what, trouble))
     }
 }
 

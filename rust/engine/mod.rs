@@ -404,8 +404,8 @@ impl Shared {
 
     /// Takes no more operations and settles all that are pending with `error`.
     fn fail(self: &Arc<Self>, error: &Error) {
-        self.has_failed.store(true, Ordering::Release);
         self.queue.close(error.clone());
+        self.has_failed.store(true, Ordering::Release);
         for job in self.queue.drain() {
             self.settle(&job.operation, Some(error));
             self.activity().finished = job.seq;
@@ -415,6 +415,11 @@ impl Shared {
             self.settle(&operation, Some(error));
         }
         self.changed.notify_all();
+    }
+
+    /// Whether everything fails since.
+    fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Acquire)
     }
 
     fn begin(&self, operation: &Arc<dyn Operation>) {
@@ -509,7 +514,7 @@ impl WatchedGroup {
 impl watchdog::Group<Arc<Doing>> for WatchedGroup {
     fn is_well(&mut self, oldest: &Arc<Doing>) -> bool {
         let Some(shared) = self.0.upgrade() else { return false };
-        if self.1.is_raised() || shared.has_failed.load(Ordering::Acquire) {
+        if self.1.is_raised() || shared.has_failed() {
             return false;
         }
         match shared.front.try_lock() {
@@ -531,22 +536,21 @@ impl watchdog::Group<Arc<Doing>> for WatchedGroup {
         let Some(shared) = self.0.upgrade() else { return };
         let Doing { seq, call } = &**what;
         let mut front = shared.front.try_lock().ok();
-        // NCCL only knows that a connection broke; who it was shows here, if it does.
-        let lost = front.as_mut().filter(|_| trouble != Trouble::Late).and_then(|front| {
-            let never = Interrupt::new().ok()?;
-            front.fabric.watch_until(&never, LOSS_LIMIT).err()
-        });
         let here = shared.labels.get(shared.rank).cloned().unwrap_or_default();
         let gpu = call.on_device.map(|at| format!("GPU {}", at.device)).unwrap_or_default();
-        let doing = format!("{} #{seq}", call.view);
-        let error = match (lost, trouble) {
-            (Some(failure), _) => explain(failure, &shared.labels, *seq, call),
-            (None, Trouble::Fault(fault)) => {
-                Error::Device { rank: here, doing, reason: format!("{gpu}: {fault}") }
+        let error = match trouble {
+            Trouble::Fault(fault) => {
+                let reason = format!("{gpu}: {fault}");
+                let failure = Failure::Device { rank: shared.rank, reason };
+                let failure = match &mut front {
+                    Some(front) => worker::blame(&mut front.fabric, failure),
+                    None => failure,
+                };
+                explain(failure, &shared.labels, *seq, call)
             }
-            (None, Trouble::Late) => Error::TimedOut {
+            Trouble::Late => Error::TimedOut {
                 missing: vec![format!("{gpu} of {here} to be done with it")],
-                doing,
+                doing: format!("{} #{seq}", call.view),
                 waited: call.timeout,
             },
         };

@@ -79,10 +79,10 @@ fn work(
     let outcome = catch_unwind(AssertUnwindSafe(|| body(&mut front, &mut over)))
         .unwrap_or_else(|payload| Err(Error::from_panic(payload)));
     if let Err(error) = outcome {
-        let error = match error {
-            // Interrupted: why is what closed the queue.
-            Error::Closed(_) => shared.queue.check_open().err().unwrap_or(error),
-            other => other,
+        let error = match matches!(error, Error::Closed(_)) || shared.has_failed() {
+            // Interrupted, or a consequence of what has failed before: why is what closed the queue.
+            true => shared.queue.check_open().err().unwrap_or(error),
+            false => error,
         };
         if !error.leaves_group_usable() {
             // The ranks may be out of step: everything after this would be a guess.
@@ -282,11 +282,15 @@ fn exchange_gradient(
     let Front { fabric, gradients } = front;
     let failed = |failure| explain(failure, &shared.labels, job.seq, &job.call);
     let Some(density) = density else {
-        gradients.exchange_exactly(fabric, &bucket, &tensor, deadline).map_err(failed)?;
+        gradients
+            .exchange_exactly(fabric, &bucket, &tensor, deadline)
+            .map_err(|failure| failed(blame(fabric, failure)))?;
         complete(shared, job, &agreed, over);
         return Ok(());
     };
-    gradients.reduce_within(fabric, &tensor, deadline).map_err(failed)?;
+    gradients
+        .reduce_within(fabric, &tensor, deadline)
+        .map_err(|failure| failed(blame(fabric, failure)))?;
     shared.announce(fabric, gradients, tensor.element);
     let shard = hosts::own_shard(fabric.topology(), tensor.span)
         .map(|span| Shard::new(span, tensor.element, chunk));
@@ -296,7 +300,8 @@ fn exchange_gradient(
         return deliver_all(shared, front, over);
     }
     if gradients.is_full() {
-        let members = gradients.close(fabric, deadline).map_err(|failed| why(shared, failed))?;
+        let members =
+            gradients.close(fabric, deadline).map_err(|failed| why(shared, fabric, failed))?;
         complete_all(shared, members, over);
     }
     Ok(())
@@ -308,13 +313,25 @@ fn deliver_all(shared: &Arc<Shared>, front: &mut Front, over: &mut Vec<Over>) ->
     let Some(timeout) = gradients.timeout() else { return Ok(()) };
     let members = gradients
         .deliver_all(fabric, Instant::now() + timeout)
-        .map_err(|failed| why(shared, failed))?;
+        .map_err(|failed| why(shared, fabric, failed))?;
     complete_all(shared, members, over);
     Ok(())
 }
 
-fn why(shared: &Shared, failed: Failed) -> Error {
-    explain(failed.failure, &shared.labels, failed.seq, &failed.call)
+fn why(shared: &Shared, fabric: &mut Fabric, failed: Failed) -> Error {
+    explain(blame(fabric, failed.failure), &shared.labels, failed.seq, &failed.call)
+}
+
+/// A failure with who is to blame: NCCL only knows that a connection broke; who it was shows on our own
+/// connections, if it does.
+pub fn blame(fabric: &mut Fabric, failure: Failure) -> Failure {
+    if let Failure::Device { .. } = failure
+        && let Ok(never) = Interrupt::new()
+        && let Err(lost) = fabric.watch_until(&never, LOSS_LIMIT)
+    {
+        return lost;
+    }
+    failure
 }
 
 fn complete_all(shared: &Shared, members: Vec<Member>, over: &mut Vec<Over>) {

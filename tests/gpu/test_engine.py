@@ -38,7 +38,8 @@ def named_tests() -> list[str]:
 @pytest.fixture(scope="module")
 def program() -> Path:
     """The Rust tests, compiled as `make test` does."""
-    command = "cargo test --release --locked --lib --no-run --message-format=json".split()
+    options = ["--release", "--locked", "--lib", "--no-run", "--message-format=json"]
+    command = ["cargo", "test", *options]
     built = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     messages = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]

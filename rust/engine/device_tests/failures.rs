@@ -87,6 +87,9 @@ fn an_error_that_nccl_finds_later_fails_the_group_with_rank_operation_and_number
     let (case, members, gpus) = group();
     standin.freeze(gpus[0].engine_stream.raw(), true);
     let pending = begin(&case, &members, &gpus, BOUND);
+    for one in pending.iter().flatten() {
+        assert_eq!(one.outcome(), None);
+    }
     let communicator = members[0].engine.shared.devices.watchdog.communicators()[0].handle();
     standin.set_async_error(communicator, NCCL_REMOTE_ERROR);
     let text = later_error(&members[0]);
