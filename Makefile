@@ -87,7 +87,7 @@ lint: .venv/.dev
 	cargo clippy --release --locked --all-targets --quiet -- -D warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror $$(find csrc torch_plugin tests/gpu/standin -name '*.cpp' -o -name '*.[ch]')
+	$(BIN)/clang-format --dry-run --Werror $$(find csrc torch_plugin tests/gpu/standin tests/gpu/device -name '*.cpp' -o -name '*.[ch]')
 
 wheel: .venv/.dev
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .

@@ -12,19 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.compression.test_losses import message_of
 from tests.gpu import jobs
 from tests.gpu.jobs import NAME, standin
 from tests.ranks import Died, Returned, Team
 
 NCCL_SYSTEM_ERROR = 2
-
-
-def message_of(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except RuntimeError as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
 
 
 def killed(rank: int, world: int, when: str) -> list[str]:
