@@ -30,7 +30,14 @@ at::Tensor flat_tensor(int64_t numel, const at::TensorOptions& options,
 
 at::Tensor BucketMemory::allocate(int64_t numel, const at::TensorOptions& options,
                                   rust::Box<SharedMemory> shared) {
-  auto tensor = flat_tensor(numel, options, std::move(shared));
+  return remember(flat_tensor(numel, options, std::move(shared)));
+}
+
+at::Tensor BucketMemory::allocate_on_device(int64_t numel, const at::TensorOptions& options) {
+  return remember(at::empty({numel}, options));
+}
+
+at::Tensor BucketMemory::remember(at::Tensor tensor) {
   // The Reducer lays out complex buckets as their real and imaginary parts. They are not
   // remembered: complex gradients are exchanged exactly.
   if (tensor.is_complex()) return at::view_as_real(tensor).reshape(-1);

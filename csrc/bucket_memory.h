@@ -36,6 +36,9 @@ class BucketMemory {
   at::Tensor allocate(int64_t numel, const at::TensorOptions& options,
                       rust::Box<SharedMemory> shared);
 
+  // The same, in the memory of the device that the options name.
+  at::Tensor allocate_on_device(int64_t numel, const at::TensorOptions& options);
+
   // The number of the bucket that `tensor` is, if it is the whole of a storage that allocate() made
   // and that is still alive, and the Reducer itself brings it. Pointers alone do not tell: freed
   // memory is handed out again.
@@ -62,6 +65,9 @@ class BucketMemory {
     // Which buckets were made together.
     uint64_t layout = 0;
   };
+
+  // Knows the tensor again from now on; returns it as the Reducer is to get it.
+  at::Tensor remember(at::Tensor tensor);
 
   // Takes out what is gone. With the lock held.
   void clean_up();

@@ -13,6 +13,16 @@ void ExchangedTensors::make_contiguous() {
   ContiguousCopies read(inputs_);
 }
 
+void ExchangedTensors::check_dense() const {
+  for (const auto& list : outputs_) {
+    for (const auto& tensor : list) {
+      TORCH_CHECK_VALUE(tensor.is_non_overlapping_and_dense(),
+                        "gflow: tensors on a device must be dense, without gaps or overlaps: call "
+                        ".contiguous()");
+    }
+  }
+}
+
 TensorSpans ExchangedTensors::spans() const {
   TensorSpans spans;
   for (const auto& list : outputs_) {

@@ -26,6 +26,10 @@ class ExchangedTensors {
   // Comes first: makes copies of those that are not contiguous.
   void make_contiguous();
 
+  // Comes first for tensors on a device, which are exchanged where they are: throws if one has
+  // gaps.
+  void check_dense() const;
+
   // Their memory, for the engine.
   TensorSpans spans() const;
 

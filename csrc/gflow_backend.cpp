@@ -9,7 +9,6 @@
 #include "exchanged_tensors.h"
 #include "gil.h"
 #include "tell_user.h"
-#include "torch_operation.h"
 
 namespace gflow {
 
@@ -47,14 +46,15 @@ Tensors flattened(const TensorLists& lists) {
 }  // namespace
 
 GflowBackend::GflowBackend(int rank, int size, Milliseconds timeout, rust::Box<Group> group,
-                           c10::intrusive_ptr<Backend> gloo, c10::intrusive_ptr<Backend> cuda)
+                           c10::intrusive_ptr<Backend> gloo, std::optional<Accelerator> accelerator)
     : Backend(rank, size),
       options_(c10::make_intrusive<Options>(timeout)),
       timeout_(timeout),
       gloo_(std::move(gloo)),
-      cuda_(std::move(cuda)),
+      accelerator_(std::move(accelerator)),
       messages_(gloo_),
-      group_(std::move(group)) {}
+      group_(std::move(group)),
+      lanes_(*group_) {}
 
 GflowBackend::~GflowBackend() {
   WithoutGil without_gil;
@@ -65,45 +65,51 @@ GflowBackend::~GflowBackend() {
   }
 }
 
-Backend& GflowBackend::inner_for(at::Device device) const {
-  if (device.is_cpu()) return *gloo_;
-  TORCH_CHECK(device.is_cuda() && cuda_, "gflow: this process group serves tensors on ",
-              cuda_ ? "cpu and cuda" : "cpu", ", but got a tensor on ", device,
+c10::intrusive_ptr<Backend> GflowBackend::inner_for(at::Device device) const {
+  if (device.is_cpu()) return gloo_;
+  const bool is_served = has_device_backend() && device.type() == accelerator_->type;
+  TORCH_CHECK(is_served, "gflow: this process group serves tensors on ",
+              has_device_backend() ? c10::str("cpu and ", accelerator_->type) : "cpu",
+              ", but got a tensor on ", device,
               ". Move the tensor first, or name a backend for that device, as in "
               "init_process_group(\"cpu:gflow,cuda:nccl\")");
-  return *cuda_;
+  return accelerator_->inner;
 }
 
-template <typename CallOptions, typename Start>
-WorkPtr GflowBackend::collective(const char* title, CallDescription call, at::Device device,
-                                 const CallOptions& opts, TensorLists outputs, TensorLists inputs,
-                                 Start start) {
-  Backend& inner = inner_for(device);
-  if (!device.is_cpu()) return start(inner, outputs, inputs);
-  buckets_.end_layout();
+bool GflowBackend::compresses_on_devices() const {
+  return accelerator_ && accelerator_->known_to_engine && group_->compresses();
+}
 
-  const auto limit = opts.timeout > Milliseconds::zero() ? opts.timeout : timeout_.load();
-  call.timeout_ms = static_cast<uint64_t>(limit.count());
-  auto work = c10::make_intrusive<GflowWork>(rank_, static_cast<OpType>(call.kind), title, outputs,
-                                             limit, flattened(inputs.empty() ? outputs : inputs));
-  if (call.bucket != BucketMemory::kUnnumbered) {
-    // It may be held back to be exchanged with others.
-    work->before_wait([weak = c10::weak_intrusive_ptr<GflowBackend>(
-                           c10::intrusive_ptr<GflowBackend>::reclaim_copy(this))] {
-      if (auto backend = weak.lock()) backend->group_->flush();
-    });
-  }
-  auto tensors = std::make_shared<ExchangedTensors>(std::move(outputs), std::move(inputs));
-  TorchOperation::Steps steps{
-      .prepare = [tensors] { tensors->make_contiguous(); },
-      .open = [tensors] { return tensors->spans(); },
-      .begin =
-          [tensors, start, gloo = gloo_] {
-            auto [outputs, inputs] = tensors->for_inner();
-            return start(*gloo, outputs, inputs);
-          },
-      .end = [tensors] { tensors->write_back(); },
+bool GflowBackend::compresses_on(at::Device device) const {
+  return compresses_on_devices() && device.type() == accelerator_->type;
+}
+
+void GflowBackend::let_engine_begin() {
+  if (!engine_has_device_calls_.exchange(false)) return;
+  WithoutGil without_gil;
+  as_backend_error([&] {
+    group_->flush();
+    group_->fence(timeout_ms());
+  });
+}
+
+std::function<void()> GflowBackend::if_alive(void (GflowBackend::*method)()) {
+  auto self = c10::intrusive_ptr<GflowBackend>::reclaim_copy(this);
+  return [weak = c10::weak_intrusive_ptr<GflowBackend>(self), method] {
+    if (auto backend = weak.lock()) (backend.get()->*method)();
   };
+}
+
+void GflowBackend::check_usable() {
+  as_backend_error([&] { group_->check_usable(); });
+}
+
+template <typename CallOptions>
+WorkPtr GflowBackend::submit(CallDescription call, const CallOptions& opts,
+                             c10::intrusive_ptr<GflowWork> work, TorchOperation::Steps steps) {
+  call.timeout_ms = static_cast<uint64_t>(limit_of(opts).count());
+  // It may be held back to be exchanged with others.
+  if (call.bucket != BucketMemory::kUnnumbered) work->before_wait(if_alive(&GflowBackend::flush));
   auto operation = std::make_shared<TorchOperation>(work, std::move(steps));
   work->set_seq(as_backend_error([&] {
     if (opts.asyncOp) return group_->submit(std::move(call), operation);
@@ -111,6 +117,71 @@ WorkPtr GflowBackend::collective(const char* title, CallDescription call, at::De
     return group_->submit_and_wait(std::move(call), operation);
   }));
   return work;
+}
+
+template <typename CallOptions, typename Start>
+WorkPtr GflowBackend::collective(const char* title, CallDescription call, at::Device device,
+                                 const CallOptions& opts, TensorLists outputs, TensorLists inputs,
+                                 Start start) {
+  const auto inner = inner_for(device);
+  buckets_.end_layout();
+  if (!device.is_cpu()) {
+    let_engine_begin();
+    return start(*inner, outputs, inputs);
+  }
+  auto work =
+      c10::make_intrusive<GflowWork>(rank_, static_cast<OpType>(call.kind), title, outputs,
+                                     limit_of(opts), flattened(inputs.empty() ? outputs : inputs));
+  auto tensors = std::make_shared<ExchangedTensors>(std::move(outputs), std::move(inputs));
+  TorchOperation::Steps steps{
+      .prepare = [tensors] { tensors->make_contiguous(); },
+      .open = [tensors] { return tensors->spans(); },
+      .begin =
+          [tensors, start, inner] {
+            auto [outputs, inputs] = tensors->for_inner();
+            return start(*inner, outputs, inputs);
+          },
+      .end = [tensors] { tensors->write_back(); },
+  };
+  return submit(std::move(call), opts, std::move(work), std::move(steps));
+}
+
+WorkPtr GflowBackend::device_allreduce(CallDescription call, const at::Tensor& tensor,
+                                       const c10d::AllreduceOptions& opts) {
+  const auto device = tensor.device();
+  const auto callers = current_stream(device);
+  TORCH_CHECK(!is_capturing(callers),
+              "gflow: an all_reduce in a process group that compresses gradients cannot be "
+              "captured into a graph: the ranks agree on each one anew when it is called. Capture "
+              "without it, or use a group with compress=\"off\"");
+  buckets_.end_layout();
+  const auto lane = as_backend_error([&] { return lanes_.open(device); });
+  call.device = device.index();
+  call.stream = raw_handle(callers);
+  // The engine still works on the memory when everybody has let go of the tensor.
+  c10::impl::VirtualGuardImpl(device.type())
+      .recordDataPtrOnStream(tensor.storage().data_ptr(), lane);
+  const TensorLists reduced{{tensor}};
+  auto work = c10::make_intrusive<GflowWork>(rank_, OpType::ALLREDUCE, "gflow:all_reduce", reduced,
+                                             limit_of(opts), Tensors{tensor}, lane);
+  work->check_with(if_alive(&GflowBackend::check_usable));
+  auto tensors = std::make_shared<ExchangedTensors>(reduced, TensorLists());
+  TorchOperation::Steps steps{
+      .prepare = [tensors] { tensors->check_dense(); },
+      .open = [tensors] { return tensors->spans(); },
+      .begin =
+          [tensors, opts, device, inner = accelerator_->inner] {
+            TORCH_CHECK(inner, "gflow: this process group has no backend for tensors on ", device,
+                        " that are no gradients");
+            auto outputs = tensors->for_inner().first;
+            return inner->allreduce(outputs[0], opts);
+          },
+      // By then the engine's stream is behind all of it, also behind what the inner backend began.
+      .end = [work] { work->mark_end_on_device(); },
+      .lane = lane,
+  };
+  engine_has_device_calls_ = true;
+  return submit(std::move(call), opts, std::move(work), std::move(steps));
 }
 
 // Collectives, each described by the tensors that must be alike on all ranks.
@@ -170,13 +241,16 @@ WorkPtr GflowBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& 
   const auto bucket = gradient_bucket(tensors, opts);
   call.gradient = bucket.has_value();
   call.bucket = bucket.value_or(BucketMemory::kUnnumbered);
+  const bool by_engine = tensors.size() == 1 && !sparse && compresses_on(device_of(tensors));
   // In the first step of a static graph the Reducer brings all buckets when the pass is over.
   const bool is_over = bucket && backward_is_over();
   if (bucket && !is_over) await_end_of_pass();
-  auto work = collective("gflow:all_reduce", std::move(call), device_of(tensors), opts, {tensors},
-                         {}, [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
-                           return inner.allreduce(outputs[0], opts);
-                         });
+  auto work = by_engine ? device_allreduce(std::move(call), tensors.front(), opts)
+                        : collective("gflow:all_reduce", std::move(call), device_of(tensors), opts,
+                                     {tensors}, {},
+                                     [opts](Backend& inner, TensorLists& outputs, TensorLists&) {
+                                       return inner.allreduce(outputs[0], opts);
+                                     });
   // Nobody is told anything here: the Reducer holds its lock.
   if (is_over && buckets_.is_last_of_model(*bucket)) group_->end_of_pass();
   return work;
@@ -342,17 +416,19 @@ WorkPtr GflowBackend::alltoall(Tensors& outputs, Tensors& inputs,
 }
 
 WorkPtr GflowBackend::barrier(const c10d::BarrierOptions& opts) {
-  const bool cuda = !opts.device_ids.empty() || (opts.device && opts.device->is_cuda());
+  const auto served = accelerator_ ? accelerator_->type : at::kCUDA;
+  const bool is_on_device =
+      !opts.device_ids.empty() || (opts.device && opts.device->type() == served);
+  const at::Device device(is_on_device ? served : at::kCPU);
   return collective(
-      "gflow:barrier", describe(OpType::BARRIER, {}), at::Device(cuda ? at::kCUDA : at::kCPU), opts,
-      {}, {}, [opts](Backend& inner, TensorLists&, TensorLists&) { return inner.barrier(opts); });
+      "gflow:barrier", describe(OpType::BARRIER, {}), device, opts, {}, {},
+      [opts](Backend& inner, TensorLists&, TensorLists&) { return inner.barrier(opts); });
 }
 
 void GflowBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
-  const auto limit = opts.timeout > Milliseconds::zero() ? opts.timeout : timeout_.load();
   // It looks for ranks that are missing, so there is nothing to agree on; but the inner backend
   // pairs calls by their order, so what came before must be over.
-  as_backend_error([&] { group_->fence(static_cast<uint64_t>(limit.count())); });
+  as_backend_error([&] { group_->fence(static_cast<uint64_t>(limit_of(opts).count())); });
   gloo_->monitoredBarrier(opts, wait_all_ranks);
 }
 
@@ -383,16 +459,16 @@ WorkPtr GflowBackend::message(OpType kind, const char* title, const at::Tensor& 
 
 WorkPtr GflowBackend::send(Tensors& tensors, int to, int tag) {
   const auto tensor = only(tensors);
-  if (!tensor.is_cpu()) return inner_for(tensor.device()).send(tensors, to, tag);
-  as_backend_error([&] { group_->check_usable(); });
+  if (!tensor.is_cpu()) return inner_for(tensor.device())->send(tensors, to, tag);
+  check_usable();
   auto rest = messages_.begin_send(tensor, to, tag);
   return message(OpType::SEND, "gflow:send", tensor, to, [rest](GflowWork&) { rest(); });
 }
 
 WorkPtr GflowBackend::recv(Tensors& tensors, int from, int tag) {
   const auto tensor = only(tensors);
-  if (!tensor.is_cpu()) return inner_for(tensor.device()).recv(tensors, from, tag);
-  as_backend_error([&] { group_->check_usable(); });
+  if (!tensor.is_cpu()) return inner_for(tensor.device())->recv(tensors, from, tag);
+  check_usable();
   auto rest = messages_.begin_receive(tensor, from, tag);
   return message(OpType::RECV, "gflow:recv", tensor, from,
                  [rest](GflowWork& work) { work.set_source(rest()); });
@@ -400,8 +476,8 @@ WorkPtr GflowBackend::recv(Tensors& tensors, int from, int tag) {
 
 WorkPtr GflowBackend::recvAnysource(Tensors& tensors, int tag) {
   const auto tensor = only(tensors);
-  if (!tensor.is_cpu()) return inner_for(tensor.device()).recvAnysource(tensors, tag);
-  as_backend_error([&] { group_->check_usable(); });
+  if (!tensor.is_cpu()) return inner_for(tensor.device())->recvAnysource(tensors, tag);
+  check_usable();
   auto rest = messages_.begin_receive(tensor, PointToPoint::kAnySource, tag);
   return message(OpType::RECVANYSOURCE, "gflow:recvAnySource", tensor, PointToPoint::kAnySource,
                  [rest](GflowWork& work) { work.set_source(rest()); });
@@ -411,7 +487,9 @@ WorkPtr GflowBackend::recvAnysource(Tensors& tensors, int tag) {
 
 bool GflowBackend::supportsTensorAlloc(c10::DeviceIndex device) {
   // The Reducer asks for CPU with the index -1.
-  return device < 0 || (cuda_ && cuda_->supportsTensorAlloc(device));
+  if (device < 0) return true;
+  return compresses_on_devices() ||
+         (has_device_backend() && accelerator_->inner->supportsTensorAlloc(device));
 }
 
 at::Tensor GflowBackend::allocateTensor(long size, at::TensorOptions options) {
@@ -421,7 +499,11 @@ at::Tensor GflowBackend::allocateTensor(long size, at::TensorOptions options) {
     forget_what_is_gone();
     return buckets_.allocate(size, options, std::move(shared));
   }
-  return inner_for(options.device()).allocateTensor(size, options);
+  if (!compresses_on(options.device())) {
+    return inner_for(options.device())->allocateTensor(size, options);
+  }
+  forget_what_is_gone();
+  return buckets_.allocate_on_device(size, options);
 }
 
 // What is kept of gradients.
@@ -467,13 +549,13 @@ void GflowBackend::setTimeout(Milliseconds timeout) {
   timeout_ = timeout;
   options_->timeout = timeout;
   gloo_->setTimeout(timeout);
-  if (cuda_) cuda_->setTimeout(timeout);
+  if (has_device_backend()) accelerator_->inner->setTimeout(timeout);
 }
 
 void GflowBackend::setGroupUid(const std::string& uid) {
   Backend::setGroupUid(uid);
   gloo_->setGroupUid(uid);
-  if (cuda_) cuda_->setGroupUid(uid);
+  if (has_device_backend()) accelerator_->inner->setGroupUid(uid);
 }
 
 c10d::ErrorType GflowBackend::getError() {
@@ -489,14 +571,14 @@ void GflowBackend::abort() {
   WithoutGil without_gil;
   group_->abort("the process group was aborted");
   gloo_->abort();
-  if (cuda_) cuda_->abort();
+  if (has_device_backend()) accelerator_->inner->abort();
 }
 
 void GflowBackend::shutdown() {
   WithoutGil without_gil;
   group_->close();
   gloo_->shutdown();
-  if (cuda_) cuda_->shutdown();
+  if (has_device_backend()) accelerator_->inner->shutdown();
 }
 
 }  // namespace gflow

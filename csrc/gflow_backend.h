@@ -4,9 +4,14 @@
 // A collective on CPU tensors is described, queued in the engine (rust/engine), agreed on by all
 // ranks, and carried out: by the engine itself, or by the inner Gloo backend where the engine does
 // not (rust/collective/plan.rs says which). A caller that waits anyway runs it on its own thread if
-// nothing else is under way. A send or a receive runs aside from that queue. What concerns CUDA
-// tensors goes straight to the inner NCCL backend. Every method may be called from any thread; the
-// order of calls is the order of the collectives.
+// nothing else is under way. A send or a receive runs aside from that queue.
+//
+// Tensors on a device have an inner backend of their own (NCCL), and what concerns them goes
+// straight there, with one exception: in a group that compresses, an all-reduce of one dense tensor
+// takes the way of the CPU ones, because the ranks must agree on whether it is a gradient. It is
+// over for the engine when it is on the engine's stream.
+//
+// Every method may be called from any thread; the order of calls is the order of the collectives.
 #pragma once
 
 #include <atomic>
@@ -16,9 +21,11 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "bucket_memory.h"
+#include "device_lanes.h"
 #include "gflow_work.h"
 #include "point_to_point.h"
 #include "rust/bridge.rs.h"
+#include "torch_operation.h"
 
 namespace gflow {
 
@@ -39,9 +46,18 @@ class GflowBackend : public Backend {
 #endif
   };
 
-  // `gloo` serves CPU tensors; `cuda` serves CUDA tensors and is null without a GPU.
+  // The devices that a group serves beside the CPU.
+  struct Accelerator {
+    c10::DeviceType type;
+    // Exchanges there what the engine does not. May be null.
+    c10::intrusive_ptr<Backend> inner;
+    // Whether the engine understands the streams and the memory of these devices.
+    bool known_to_engine;
+  };
+
+  // `gloo` serves CPU tensors.
   GflowBackend(int rank, int size, Milliseconds timeout, rust::Box<Group> group,
-               c10::intrusive_ptr<Backend> gloo, c10::intrusive_ptr<Backend> cuda);
+               c10::intrusive_ptr<Backend> gloo, std::optional<Accelerator> accelerator);
   ~GflowBackend() override;
 
   const std::string getBackendName() const override { return "gflow"; }
@@ -114,7 +130,38 @@ class GflowBackend : public Backend {
 
  private:
   // The inner backend for tensors on `device`, or an error that says what this group serves.
-  Backend& inner_for(at::Device device) const;
+  c10::intrusive_ptr<Backend> inner_for(at::Device device) const;
+
+  // Whether the devices of this kind have an inner backend.
+  bool has_device_backend() const { return accelerator_ && accelerator_->inner; }
+
+  // Whether gradients on devices, or on this one, are compressed.
+  bool compresses_on_devices() const;
+  bool compresses_on(at::Device device) const;
+
+  // Is called before a collective goes straight to the inner backend of a device: what the engine
+  // has yet to begin there must come first, as on all ranks.
+  void let_engine_begin();
+
+  // The same as collective(), of an all-reduce of a tensor on a device that the engine agrees on.
+  WorkPtr device_allreduce(CallDescription call, const at::Tensor& tensor,
+                           const c10d::AllreduceOptions& opts);
+
+  // Puts a collective into the queue of the engine.
+  template <typename CallOptions>
+  WorkPtr submit(CallDescription call, const CallOptions& opts, c10::intrusive_ptr<GflowWork> work,
+                 TorchOperation::Steps steps);
+
+  // How long a call may take.
+  template <typename CallOptions>
+  Milliseconds limit_of(const CallOptions& opts) const {
+    return opts.timeout > Milliseconds::zero() ? opts.timeout : timeout_.load();
+  }
+
+  // Something to call later, if the group is still there then.
+  std::function<void()> if_alive(void (GflowBackend::*method)());
+  void flush() { group_->flush(); }
+  void check_usable();
 
   // Queues a collective. `start` begins it on the inner backend that it is given, with the tensors
   // that it is given: `outputs`, which it fills (or reduces in place), and `inputs`. Of `opts` only
@@ -143,14 +190,17 @@ class GflowBackend : public Backend {
   const c10::intrusive_ptr<Options> options_;
   std::atomic<Milliseconds> timeout_;
   const c10::intrusive_ptr<Backend> gloo_;
-  const c10::intrusive_ptr<Backend> cuda_;
+  const std::optional<Accelerator> accelerator_;
   BucketMemory buckets_;
   PointToPoint messages_;
   // The backward pass whose end is awaited; autograd numbers them.
   std::atomic<int> awaited_pass_{-1};
   std::mutex replacements_mutex_;
   std::deque<at::Tensor> replacements_;
+  // Whether the engine was given collectives on devices since they were last waited for.
+  std::atomic<bool> engine_has_device_calls_{false};
   const rust::Box<Group> group_;
+  DeviceLanes lanes_;
 };
 
 }  // namespace gflow

@@ -1,23 +1,35 @@
 #include "gflow_work.h"
 
 #include <ATen/core/jit_type.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <thread>
 
 namespace gflow {
 
 GflowWork::GflowWork(int rank, c10d::OpType kind, const char* title, TensorLists results,
                      std::chrono::milliseconds timeout,
-                     const std::optional<std::vector<at::Tensor>>& inputs)
-    : c10d::Work(rank, kind, title, inputs), results_(std::move(results)), timeout_(timeout) {}
+                     const std::optional<std::vector<at::Tensor>>& inputs,
+                     std::optional<c10::Stream> lane)
+    : c10d::Work(rank, kind, title, inputs),
+      results_(std::move(results)),
+      timeout_(timeout),
+      lane_(lane) {}
 
 bool GflowWork::wait(std::chrono::milliseconds timeout) {
-  if (before_wait_ && !isCompleted()) before_wait_();
-  if (limits_waits_ && timeout == kNoTimeout && !completed_within(timeout_)) {
+  const auto start = std::chrono::steady_clock::now();
+  if (before_wait_ && !is_settled()) before_wait_();
+  if (limits_waits_ && timeout == kNoTimeout && !settled_within(timeout_)) {
     C10_THROW_ERROR(DistBackendError,
                     c10::str("gflow: Timed out after ", timeout_.count(), " ms, waiting for ",
                              c10d::opTypeToString(opType_),
                              ": the other rank did not take part. It can still be waited for"));
   }
+  // Ends with synchronize().
   const bool done = c10d::Work::wait(timeout);
+  if (check_ && !is_done_on_device()) check_();
+  if (timeout != kNoTimeout) await_device(start + timeout);
   // Waiters are released before the Future is completed; whoever waited may look at it next.
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {
@@ -28,13 +40,47 @@ bool GflowWork::wait(std::chrono::milliseconds timeout) {
   return done;
 }
 
-bool GflowWork::completed_within(std::chrono::milliseconds limit) {
+bool GflowWork::is_settled() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return completed_;
+}
+
+bool GflowWork::settled_within(std::chrono::milliseconds limit) {
   std::unique_lock<std::mutex> lock(mutex_);
   return cv_.wait_for(lock, limit, [&] { return completed_; });
 }
 
+bool GflowWork::isCompleted() {
+  if (!is_settled()) return false;
+  return exception_ || is_done_on_device();
+}
+
+void GflowWork::mark_end_on_device() {
+  end_.emplace(lane_->device_type());
+  end_->record(*lane_);
+}
+
+void GflowWork::synchronize() {
+  if (!end_) return;
+  end_->block(c10::impl::VirtualGuardImpl(lane_->device_type()).getStream(lane_->device()));
+}
+
+void GflowWork::await_device(std::chrono::steady_clock::time_point deadline) const {
+  // An event can only be asked, or be waited for without a limit.
+  constexpr auto kPause = std::chrono::milliseconds(1);
+  while (!is_done_on_device()) {
+    if (check_) check_();
+    if (std::chrono::steady_clock::now() >= deadline) {
+      C10_THROW_ERROR(DistBackendError,
+                      c10::str("gflow: Timed out, waiting for ", c10d::opTypeToString(opType_),
+                               " #", seq_.load(), ", which is under way on ", lane_->device()));
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
 std::vector<at::Tensor> GflowWork::result() {
-  TORCH_CHECK(isCompleted(), "gflow: result() before the collective is complete: wait() first");
+  TORCH_CHECK(is_settled(), "gflow: result() before the collective is complete: wait() first");
   TORCH_CHECK(results_.size() <= 1,
               "gflow: this collective has several lists of results, which "
               "result() cannot return: use get_future()");
@@ -50,7 +96,9 @@ c10::intrusive_ptr<c10::ivalue::Future> GflowWork::getFuture() {
     auto list = c10::ListType::create(c10::TensorType::get());
     c10::TypePtr type = list;
     if (results_.size() > 1) type = c10::ListType::create(list);
-    future_ = c10::make_intrusive<c10::ivalue::Future>(type);
+    std::vector<c10::Device> devices;
+    if (lane_) devices.push_back(lane_->device());
+    future_ = c10::make_intrusive<c10::ivalue::Future>(type, std::move(devices));
     future = future_;
     over = settled_;
   }
@@ -75,6 +123,8 @@ bool GflowWork::settle(std::exception_ptr error) {
 void GflowWork::complete_future() { complete(*future_); }
 
 void GflowWork::complete(c10::ivalue::Future& future) const {
+  // The Future takes the end of the current stream for its own, and has callbacks wait for it.
+  const c10::OptionalStreamGuard on_lane(lane_);
   if (exception_) {
     future.setErrorIfNeeded(exception_);
   } else if (results_.size() > 1) {

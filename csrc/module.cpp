@@ -66,8 +66,13 @@ PyGroup join(PyDoor& door, const std::string& group, int rank, const Strings& la
 }
 
 BackendPtr make_backend(PyGroup& group, int rank, int size, std::chrono::milliseconds timeout,
-                        const BackendPtr& gloo, const BackendPtr& cuda) {
-  return c10::make_intrusive<GflowBackend>(rank, size, timeout, group.take(), gloo, cuda);
+                        const BackendPtr& gloo, const std::optional<std::string>& accelerator,
+                        const BackendPtr& inner, bool known_to_engine) {
+  std::optional<GflowBackend::Accelerator> served;
+  if (accelerator) {
+    served = GflowBackend::Accelerator{c10::Device(*accelerator).type(), inner, known_to_engine};
+  }
+  return c10::make_intrusive<GflowBackend>(rank, size, timeout, group.take(), gloo, served);
 }
 
 GflowBackend& gflow_backend(const BackendPtr& backend) {
@@ -103,6 +108,14 @@ py::dict metrics(const BackendPtr& backend) {
                   py::arg("gradient_bytes") = snapshot.gradient_bytes,
                   py::arg("exact_tensors") = snapshot.exact_tensors,
                   py::arg("exact_bytes") = snapshot.exact_bytes, py::arg("collectives") = by_kind);
+}
+
+std::vector<std::tuple<std::string, std::string, bool>> gpu_findings() {
+  std::vector<std::tuple<std::string, std::string, bool>> findings;
+  for (const auto& one : look_for_gpus()) {
+    findings.emplace_back(std::string(one.what), std::string(one.found), one.is_there);
+  }
+  return findings;
 }
 
 using LiveBucket = std::tuple<uint32_t, size_t, size_t>;
@@ -176,7 +189,10 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly(
           "notice", [](const PyGroup& group) { return std::string(group.look().notice()); });
   m.def("make_backend", &make_backend, no_gil, py::arg("group"), py::arg("rank"), py::arg("size"),
-        py::arg("timeout"), py::arg("gloo"), py::arg("cuda"));
+        py::arg("timeout"), py::arg("gloo"), py::arg("accelerator") = py::none(),
+        py::arg("inner") = py::none(), py::arg("known_to_engine") = false,
+        "`accelerator` is the type of the devices that are served beside the CPU, `inner` their "
+        "own backend; `known_to_engine`, whether their streams are CUDA's.");
   m.def("metrics", &metrics, py::arg("backend"));
   m.def("live_buckets", &live_buckets, no_gil, py::arg("backend"),
         "Number, bytes and the address of a parameter of the model, or 0, of DDP's gradient "
@@ -213,6 +229,8 @@ PYBIND11_MODULE(_C, m) {
         gflow_backend(backend).replace_broadcasts(std::move(replacements));
       },
       no_gil, py::arg("backend"), py::arg("replacements"));
+  m.def("look_for_gpus", &gpu_findings, no_gil,
+        "What the GPU path needs: its name, what was found or why not, whether it is there.");
   m.def("close_all_groups", &close_all_groups, no_gil);
   m.def(
       "provoke", [](const std::string& what) { provoke(what); }, no_gil, py::arg("what"),

@@ -1,5 +1,6 @@
 #include "torch_operation.h"
 
+#include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 #include <cxxabi.h>
 
@@ -20,6 +21,7 @@ bool is_connection_error(const std::exception& error) {
 void TorchOperation::run(const std::function<void()>& step) const {
   std::optional<at::ThreadLocalStateGuard> as_caller;
   if (caller_) as_caller.emplace(*caller_);
+  const c10::OptionalStreamGuard on_lane(steps_.lane);
   try {
     step();
   } catch (const std::exception& error) {
@@ -56,7 +58,8 @@ void TorchOperation::start(rust::Box<Done> done) const {
       return done->raise();
     }
     auto shared = std::make_shared<rust::Box<Done>>(std::move(done));
-    future->addCallback([shared](c10::ivalue::Future&) { (*shared)->raise(); });
+    future->addCallback([shared](c10::ivalue::Future&) { (*shared)->raise(); },
+                        /*uses_future=*/false);
   });
 }
 

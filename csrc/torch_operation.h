@@ -25,6 +25,9 @@ class TorchOperation : public Operation {
     std::function<TensorSpans()> open;
     std::function<c10::intrusive_ptr<c10d::Work>()> begin;
     std::function<void()> end;
+    // The engine's stream, of a collective on a device. It is the current one in every step, so
+    // that whatever a step leads to is in order with what the engine puts there.
+    std::optional<c10::Stream> lane;
   };
 
   TorchOperation(c10::intrusive_ptr<GflowWork> work, Steps steps)

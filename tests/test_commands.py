@@ -23,9 +23,11 @@ CHECKS = [
     "entry points",
     "Rust failures",
     "CUDA",
+    "GPU libraries",
     "options",
     "network",
     "self-test",
+    "GPU self-test",
 ]
 
 
@@ -176,6 +178,94 @@ def test_quality_stays_on_one_host_where_no_others_can_be_made(
     assert (chosen.hosts, chosen.ranks, chosen.rate) == (1, 2, None)
 
 
+# --- GPUs
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.mark.parametrize("benchmark", ["allreduce", "ddp"])
+def test_a_benchmark_on_gpus_that_are_not_there_says_what_is_missing(
+    benchmark: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gflow.__main__ import main
+
+    if has_gpu():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(SystemExit) as exit:
+        main(["bench", benchmark, "--device", "cuda", "--hosts", "1"])
+    assert exit.value.code == 2
+    said = capsys.readouterr().err
+    assert "torch sees no GPU here" in said or "is built without CUDA" in said
+
+
+def test_who_is_measured_on_gpus_is_measured_there_by_default() -> None:
+    from gflow.commands import allreduce, ddp
+    from gflow.commands.line import parse
+
+    chosen = parse(["bench", "allreduce", "--device", "cuda"])
+    allreduce.settle(chosen)
+    assert chosen.contenders == ["gflow", "nccl"]
+    chosen = parse(["bench", "ddp", "--device", "cuda"])
+    ddp.options.settle(chosen)
+    names = ["none", "ddp-only", "nccl", "nccl-fp16", "powersgd", "gflow-exact", "gflow"]
+    assert (chosen.hosts, chosen.ranks, chosen.contenders) == (1, 2, names)
+
+
+@pytest.mark.parametrize(("device", "name"), [("cuda", "gloo"), ("cpu", "nccl")])
+def test_who_cannot_be_measured_there_is_left_out_with_the_reason(device: str, name: str) -> None:
+    from gflow.commands import allreduce, ddp
+    from gflow.commands.line import parse
+
+    named = ["--device", device, "--contenders", f"gflow,{name}"]
+    chosen = parse(["bench", "allreduce", *named])
+    allreduce.settle(chosen)
+    arguments, left_out = allreduce.build(chosen, Path(), [])
+    assert list(arguments["details"]) == ["gflow"]
+    assert "only measured on" in left_out[name]
+    chosen = parse(["bench", "ddp", *named])
+    ddp.options.settle(chosen)
+    arguments, left_out = ddp.options.build(chosen, Path(), [])
+    assert arguments["names"] == ["gflow"]
+    assert f"--device {device}" in left_out[name]
+
+
+def test_a_report_from_gpus_names_all_that_the_numbers_depend_on() -> None:
+    from gflow.commands import report
+
+    gpu = {"name": "Some GPU", "capability": "9.0", "memory_bytes": 80 << 30, "processors": 132}
+    found = {"what": "driver", "found": "13.2, libcuda.so.1", "is_there": True}
+    about = {"installed": {}, "gpus": [gpu, gpu], "cuda": "13.2", "nccl": "2.30.7"}
+    about |= {"found": [found], "topology": "GPU0 GPU1\nNV18"}
+    times = {"samples": 9, "low_us": 1.0, "median_us": 2.0, "high_us": 3.0, "gb_per_s": 1.0}
+    row = {"bytes": 4096, "contenders": {"gflow": times, "nccl": times}}
+    said = report.tables([row | {"ratios": {"nccl/gflow": 1.0}}], about)
+    for words in ("GPU 1: Some GPU, compute capability 9.0, 80.0 GiB", "NCCL 2.30.7", "NV18"):
+        assert words in said
+    assert "driver: 13.2, libcuda.so.1" in said
+    assert "NCCL ÷" in said
+
+
+def test_missing_libraries_fail_the_doctor_only_where_there_is_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from gflow.commands import gpu_checks
+    from gflow.commands.check import Wrong
+    from gflow.commands.gpus import Finding
+
+    found = [Finding("driver", "13.2", True), Finding("NVRTC", "no libnvrtc.so.13", False)]
+    monkeypatch.setattr(gpu_checks, "findings", lambda: found)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert gpu_checks.libraries().detail.startswith("no GPU: skipped (driver: 13.2; NVRTC: no lib")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.raises(Wrong) as wrong:
+        gpu_checks.libraries()
+    assert "missing (NVRTC)" in wrong.value.advice
+
+
 # --- doctor
 
 
@@ -188,6 +278,9 @@ def test_the_doctor_finds_this_environment_well() -> None:
     assert "secret=<hidden>" in lines["options"]
     assert "GFLOW_TYPO is unknown" in lines["options"]
     assert "gradient buckets recognised" in lines["self-test"]
+    if not has_gpu():
+        assert "no GPU: skipped" in lines["GPU libraries"]
+        assert "no GPU: skipped" in lines["GPU self-test"]
     assert "hush" not in done.stdout + done.stderr
 
 
@@ -215,7 +308,7 @@ def test_a_wrong_variable_is_named_with_what_is_allowed() -> None:
 
 
 def test_a_check_that_breaks_has_failed_and_the_others_go_on() -> None:
-    from gflow.commands.checks import Check, Fine
+    from gflow.commands.check import Check, Fine
     from gflow.commands.doctor import examine
 
     def broken() -> Fine:
@@ -250,8 +343,8 @@ def test_allreduce_measures_all_contenders_and_writes_what_it_measured(tmp_path:
     report = json.loads(numbers.read_text())
     assert (report["ranks"], report["hosts"], report["rate"]) == (2, 1, None)
     assert [row["bytes"] for row in report["rows"]] == [4096, 65536]
-    present = [name for name in usual(hosts=1) if name not in report["left_out"]]
-    assert [name for name in BACKENDS if name not in present] == []
+    present = [name for name in usual(1, "cpu") if name not in report["left_out"]]
+    assert [name for name in BACKENDS if name not in (*present, "nccl")] == []
     # A machine on which MPI is installed, but cannot run, is none that these tests know.
     for name in ("openmpi", "mpich"):
         assert (name in present) == bool(shutil.which(f"mpicc.{name}")) or shutil.which("mpicc")
@@ -382,7 +475,7 @@ def test_ddp_measures_all_contenders_and_writes_what_it_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from gflow.__main__ import main
-    from gflow.commands.ddp.contenders import LABELS
+    from gflow.commands.ddp.contenders import LABELS, usual
 
     numbers, picture = tmp_path / "numbers.json", tmp_path / "picture.png"
     small = ["--model", "resnet50", "--image", "64", "--batch", "1", "--rounds", "1"]
@@ -392,7 +485,7 @@ def test_ddp_measures_all_contenders_and_writes_what_it_measured(
     said = capsys.readouterr().out
     report = json.loads(numbers.read_text())
     assert (report["hosts"], report["ranks"], report["bucket_view"]) == (1, 2, False)
-    assert [row["contender"] for row in report["rows"]] == list(LABELS)
+    assert [row["contender"] for row in report["rows"]] == usual("cpu")
     for row in report["rows"]:
         assert 0 < row["low_ms"] <= row["median_ms"] <= row["high_ms"]
         assert row["cpu_s_per_step"] > 0
@@ -402,7 +495,8 @@ def test_ddp_measures_all_contenders_and_writes_what_it_measured(
         assert ("counters_per_step" in row) == has_counters
         if has_counters:
             assert row["counters_per_step"]["gradient_bytes"] == 4 * 25_557_032
-    for words in (*LABELS.values(), "every rank is a host of its own", "loopback", "copied"):
+    labels = [LABELS[name] for name in usual("cpu")]
+    for words in (*labels, "every rank is a host of its own", "loopback", "copied"):
         assert words in said
     assert picture.exists() == can_draw()
 
@@ -411,7 +505,7 @@ def test_what_gflow_counts_of_hidden_and_exposed_exchange_is_reported_where_it_i
     from gflow.commands.ddp.report import tables
 
     about = {"model": "alexnet", "batch": 4, "image": 224, "hosts": 2, "bucket_view": True,
-             "density": 0.1, "fusion_bytes": 1 << 20, "warnings": []}  # fmt: skip
+             "density": 0.1, "fusion_bytes": 1 << 20, "warnings": [], "device": "cpu"}  # fmt: skip
     numbers = {"median_ms": 2.0, "low_ms": 1.0, "high_ms": 3.0, "cpu_s_per_step": 1.0}
     row = {"contender": "gflow", "sent_bytes_per_step": 1e6, **numbers}
     assert "hidden" not in tables([row], about)
@@ -437,6 +531,7 @@ def drift_apart(rank: Any) -> None:
 
     dist.init_process_group("gloo")
     small = {"model": "resnet50", "image": 64, "batch": 1, "bucket_view": True, "hosts": 1}
+    small["device"] = "cpu"
     replica = contenders.make("ddp-only", rank, small)
     replica.turn(2, 0)
     replica.check()

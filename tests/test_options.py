@@ -107,6 +107,11 @@ def test_options_of_another_backend_are_refused() -> None:
         settle({"density": 0.1}, {})
 
 
+def test_variables_of_the_machine_are_known(recwarn: pytest.WarningsRecorder) -> None:
+    settle(None, {"GFLOW_NCCL": "/opt/libnccl.so.2", "GFLOW_CACHE": "/tmp/cache"})
+    assert not recwarn.list
+
+
 def test_an_unknown_variable_is_warned_about_with_the_nearest_name() -> None:
     with pytest.warns(UserWarning, match="GFLOW_DENSTIY is unknown.*did you mean GFLOW_DENSITY"):
         settle(None, {"GFLOW_DENSTIY": "0.1"})

@@ -14,7 +14,10 @@ def group_or_default(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 def backend_of(group: dist.ProcessGroup | None) -> Any:
-    """The backend that serves CPU tensors in ``group``; what it is, the native library checks."""
-    backend = group_or_default(group)._get_backend(torch.device("cpu"))
+    """The backend that serves CPU tensors in ``group``, or its devices if it serves no CPU tensors;
+    what it is, the native library checks."""
+    group = group_or_default(group)
+    served = sorted(device.type for device in group._device_types)
+    backend = group._get_backend(torch.device("cpu" if "cpu" in served else served[0]))
     # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a checking wrapper around every backend.
     return getattr(backend, "wrapped_pg", backend)

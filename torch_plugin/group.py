@@ -7,11 +7,10 @@ import os
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
-from gflow import native
+from gflow import accelerator, native
 from gflow.network import own_address
 from gflow.options import Options, Settings, settle
 from gflow.rendezvous import Card, Party, meet
@@ -63,8 +62,14 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
         _warn_once(place.notice)
     inner_store = PrefixStore(meeting.prefix, store)
     gloo = _inner_gloo(PrefixStore("gloo", inner_store), rank, size, timeout, settings, address)
-    nccl = _inner_nccl(PrefixStore("nccl", inner_store), rank, size, timeout, backend_options)
-    return library.make_backend(place, rank, size, timeout, gloo, nccl)
+    backend = {"group": place, "rank": rank, "size": size, "timeout": timeout, "gloo": gloo}
+    devices = accelerator.available()
+    if devices:
+        inner = accelerator.Place(inner_store, rank, size, timeout, backend_options)
+        backend["accelerator"] = devices.device_type
+        backend["inner"] = devices.make_inner(inner)
+        backend["known_to_engine"] = devices.is_cuda
+    return library.make_backend(**backend)
 
 
 #: What the engine is told about the exchange of gradients, under the names of the options.
@@ -112,19 +117,6 @@ def _inner_gloo(
     else:
         options._devices = [gloo.create_device(hostname=address)]
     return gloo(store, rank, size, options)
-
-
-def _inner_nccl(
-    store: Store, rank: int, size: int, timeout: timedelta, backend_options: Any
-) -> Any | None:
-    """The NCCL backend for CUDA tensors, where there is a GPU."""
-    if not (torch.cuda.is_available() and dist.is_nccl_available()):
-        return None
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    options.global_ranks_in_group = backend_options.global_ranks_in_group
-    options.group_name = backend_options.group_id
-    return dist.ProcessGroupNCCL(store, rank, size, options)
 
 
 def _as_timedelta(timeout: timedelta | float) -> timedelta:

@@ -2,7 +2,7 @@
 
 Every option can be given in ``pg_options=gflow.Options(...)`` or as an environment variable; the
 option wins. A wrong value is refused when the group is made, with the name, the value and what is
-allowed. No other file may read a ``GFLOW_…`` variable.
+allowed. No other file of this package may read a ``GFLOW_…`` variable.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 PREFIX = "GFLOW_"
+#: Of the machine, not of a group: the engine reads them when a GPU is first used.
+OF_THE_MACHINE = ("GFLOW_NCCL", "GFLOW_CACHE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +189,7 @@ def settle(options: Options | None, environ: Mapping[str, str] = os.environ) -> 
 
 
 def _warn_of_unknown_variables(environ: Mapping[str, str]) -> None:
-    known = [knob.variable for knob in KNOBS.values()]
+    known = [*(knob.variable for knob in KNOBS.values()), *OF_THE_MACHINE]
     for variable in sorted(environ):
         if variable.startswith(PREFIX) and variable not in known:
             nearest = difflib.get_close_matches(variable, known, n=1, cutoff=0.0)

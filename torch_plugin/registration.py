@@ -21,7 +21,10 @@ def register() -> None:
 
     if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
         return
-    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+    from gflow.accelerator import KNOWN
+
+    devices = ["cpu", *(one.device_type for one in KNOWN)]
+    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=devices)
 
 
 def register_on_older_torch() -> None:

@@ -66,7 +66,7 @@ def settle(chosen: argparse.Namespace) -> None:
     if chosen.seconds is None:
         chosen.seconds = _QUICK_SECONDS if chosen.quick else _SECONDS
     if chosen.contenders is None:
-        chosen.contenders = contenders.usual(chosen.hosts)
+        chosen.contenders = contenders.usual(chosen.hosts, chosen.device)
 
 
 def build(
@@ -76,10 +76,11 @@ def build(
     details, left_out = {}, {}
     for name in chosen.contenders:
         try:
-            details[name] = contenders.build(name, folder, list(addresses))
+            details[name] = contenders.build(name, folder, list(addresses), chosen.device)
         except LeftOut as reason:
             left_out[name] = str(reason)
-    return {"details": details, "sizes": chosen.sizes, "seconds": chosen.seconds}, left_out
+    given = {"sizes": chosen.sizes, "seconds": chosen.seconds, "device": chosen.device}
+    return {"details": details, **given}, left_out
 
 
 def seconds(chosen: argparse.Namespace) -> float:

@@ -19,7 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gflow.commands import allreduce, contenders, ddp, layout, picture, quality, race, ranks, report
+from gflow.commands import (
+    allreduce,
+    contenders,
+    ddp,
+    gpus,
+    layout,
+    picture,
+    quality,
+    race,
+    ranks,
+    report,
+)
 from gflow.commands.hosts import Host, NoHosts, hosts, obstacle
 from gflow.commands.rates import read_rate
 from gflow.commands.seconds import read_seconds
@@ -50,6 +61,7 @@ class Benchmark:
         progress: a row in one line, while the others are not there yet.
         report: all rows, at the end.
         plot: draws all rows to a file.
+        devices: the types of device that its tensors can be on.
     """
 
     name: str
@@ -67,6 +79,7 @@ class Benchmark:
     progress: Callable[[dict[str, Any]], str]
     report: Callable[[Sequence[dict[str, Any]], dict[str, Any]], str]
     plot: Callable[[Sequence[dict[str, Any]], dict[str, Any], Path], None]
+    devices: tuple[str, ...] = ("cpu", "cuda")
 
 
 BENCHMARKS = (
@@ -115,6 +128,7 @@ BENCHMARKS = (
         quality.report.progress,
         quality.report.tables,
         quality.picture.draw,
+        devices=("cpu",),
     ),
 )
 
@@ -156,6 +170,13 @@ def _add_benchmark(benchmarks: Any, benchmark: Benchmark) -> None:
         help="limit the link of each host, in each direction, such as 1gbit or 100mbit; "
         f"with --hosts 2 or more (default: {benchmark.layout.rate})",
     )
+    parser.add_argument(
+        "--device",
+        choices=benchmark.devices,
+        default="cpu",
+        help="where the tensors are: %(choices)s; cuda takes a GPU for each rank (default: "
+        "%(default)s)",
+    )
     benchmark.add_options(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them to FILE (.png, .svg)")
@@ -186,6 +207,10 @@ def _refuse_what_cannot_work(parser: argparse.ArgumentParser, chosen: argparse.N
     in_the_way = obstacle(rate=chosen.rate is not None) if chosen.hosts > 1 else None
     if in_the_way is not None:
         parser.error(f"argument --hosts: {in_the_way}, or stay on one host: --hosts 1 --ranks 2")
+    if chosen.device == "cuda":
+        in_the_way = gpus.obstacle(chosen.ranks * chosen.hosts)
+        if in_the_way is not None:
+            parser.error(f"argument --device: {in_the_way}")
     for option, path in (("--json", chosen.json), ("--plot", chosen.plot)):
         if path is not None and not _can_be_written(path):
             parser.error(f"argument {option}: cannot write {path}")
@@ -276,6 +301,7 @@ def _about_this_run(
         "ranks": chosen.ranks,
         "hosts": chosen.hosts,
         "rate": chosen.rate,
+        "device": chosen.device,
         "gflow": __version__,
         "python": platform.python_version(),
         "machine": platform.machine(),

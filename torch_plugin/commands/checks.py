@@ -13,11 +13,10 @@ import platform
 import socket
 import sys
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import entry_points
 
-from gflow.commands import ranks, selftest
+from gflow.commands import gpu_checks, ranks, selftest
+from gflow.commands.check import Check, Fine, Wrong
 from gflow.options import KNOBS, Settings, settle
 
 _OLDEST_PYTHON = (3, 10)
@@ -27,45 +26,23 @@ _REINSTALL = "Reinstall gflow in this environment, with pip."
 _REPORT = "This is a bug in gflow: please report it, with this output."
 
 
-@dataclass(frozen=True)
-class Fine:
-    """What a check saw that passed; ``advice`` is what one may still want to know."""
-
-    detail: str
-    advice: str = ""
-
-
-class Wrong(Exception):
-    """What a check saw that failed, what to do, and the output of processes that were run."""
-
-    def __init__(self, detail: str, advice: str, output: str = "") -> None:
-        super().__init__(detail)
-        self.detail, self.advice, self.output = detail, advice, output
-
-
-@dataclass(frozen=True)
-class Check:
-    """One check: its name, what it does, and the checks without which it makes no sense."""
-
-    name: str
-    look: Callable[[], Fine]
-    needs: tuple[str, ...] = ()
-
-
 def all_checks(deadline: float) -> list[Check]:
     """All checks, in order; each that starts processes has ``deadline`` seconds."""
     rust = functools.partial(_rust_failures, deadline)
     self_test = functools.partial(_self_test, deadline)
+    gpu_self_test = functools.partial(gpu_checks.self_test, deadline)
     return [
         Check("Python", _python),
         Check("torch", _torch),
         Check("native library", _native_library, needs=("torch",)),
         Check("entry points", _entry_points),
         Check("Rust failures", rust, needs=("native library",)),
-        Check("CUDA", _cuda, needs=("torch",)),
+        Check("CUDA", gpu_checks.cuda, needs=("torch",)),
+        Check("GPU libraries", gpu_checks.libraries, needs=("native library",)),
         Check("options", _options),
         Check("network", _network, needs=("torch", "options")),
         Check("self-test", self_test, needs=("native library", "entry points", "options")),
+        Check("GPU self-test", gpu_self_test, needs=("CUDA", "GPU libraries", "self-test")),
     ]
 
 
@@ -126,19 +103,6 @@ def _rust_failures(deadline: float) -> Fine:
         if not what.startswith("RuntimeError:"):
             raise Wrong(f"a Rust {way} should be a RuntimeError in Python, but is {what}", _REPORT)
     return Fine("errors and panics in Rust arrive as RuntimeError in Python")
-
-
-def _cuda() -> Fine:
-    import torch
-    import torch.distributed as dist
-
-    if not torch.cuda.is_available():
-        return Fine("not available (no GPU, no driver, or a torch without CUDA): CPU tensors only")
-    count = torch.cuda.device_count()
-    detail = f"{count} x {torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
-    if not dist.is_nccl_available():
-        return Fine(f"{detail}; torch has no NCCL: CPU tensors only", "Install a torch with NCCL.")
-    return Fine(detail)
 
 
 def _options() -> Fine:

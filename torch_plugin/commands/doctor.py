@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gflow.commands.checks import Check, Wrong, all_checks
+from gflow.commands.check import Check, Wrong
+from gflow.commands.checks import all_checks
 from gflow.commands.seconds import read_seconds
 from gflow.version import __version__
 

@@ -19,6 +19,7 @@ _STYLES: dict[str, dict[str, Any]] = {
     "gflow": {"color": "#e6550d", "marker": "o"},
     "gflow-bucket": {"color": "#a50f15", "marker": "D"},
     "gloo": {"color": "#3182bd", "marker": "s"},
+    "nccl": {"color": "#08519c", "marker": "P"},
     "openmpi": {"color": "#31a354", "marker": "^"},
     "mpich": {"color": "#756bb1", "marker": "v"},
     "memory-limit": {"color": "#555555", "linestyle": "--"},

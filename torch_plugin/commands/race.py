@@ -9,7 +9,7 @@ import contextlib
 import time
 from typing import Any
 
-from gflow.commands import contenders
+from gflow.commands import contenders, gpus
 from gflow.commands.rank import Rank
 from gflow.commands.ratios import with_ratios
 from gflow.commands.turns import Record, line_up, orders
@@ -27,7 +27,11 @@ _LONG_SECONDS = 0.1
 
 
 def measure(
-    rank: Rank, details: dict[str, dict[str, Any]], sizes: list[int], seconds: float
+    rank: Rank,
+    details: dict[str, dict[str, Any]],
+    sizes: list[int],
+    seconds: float,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Measure every size; rank 0 tells a row after each. Return what the numbers depend on.
 
@@ -36,6 +40,7 @@ def measure(
         details: by contender, what :func:`contenders.build` has returned.
         sizes: bytes of the tensor.
         seconds: for each size, all contenders together.
+        device: the type of device that the tensors are on.
     """
     import torch
     import torch.distributed as dist
@@ -52,7 +57,7 @@ def measure(
                     rank.tell({"row": with_ratios(row)})
             dist.barrier()
             installed = {name: racer.about for name, racer in racers.items() if racer.about}
-            return {"torch": torch.__version__, "installed": installed}
+            return {"torch": torch.__version__, "installed": installed, **gpus.about(device)}
     finally:
         dist.destroy_process_group()
 

@@ -9,6 +9,7 @@ from typing import Any
 _PAIRS = (
     ("gloo", "gflow"),
     ("gloo", "gflow-bucket"),
+    ("nccl", "gflow"),
     ("mpi", "gflow"),
     ("mpi", "gflow-bucket"),
     ("memory-limit", "gflow"),

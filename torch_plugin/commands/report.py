@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gflow.commands import table
+from gflow.commands import gpus, table
 from gflow.commands.contenders import LABELS
 from gflow.commands.sizes import show_size
 
-_RATIOS = {"gloo": "Gloo ÷", "mpi": "faster MPI ÷"}
+_RATIOS = {"gloo": "Gloo ÷", "nccl": "NCCL ÷", "mpi": "faster MPI ÷"}
 _LIMITS = ("memory-limit", "link-limit")
 
 
@@ -31,7 +31,8 @@ def tables(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> str:
     ]
     ratios, words = _ratios(rows)
     installed = [_bindings(name, one) for name, one in about["installed"].items()]
-    return "\n\n".join([_times(rows), *ratios, "\n".join(explained + words + installed)])
+    notes = explained + words + installed + gpus.lines(about)
+    return "\n\n".join([_times(rows), *ratios, "\n".join(notes)])
 
 
 def _times(rows: Sequence[dict[str, Any]]) -> str:

@@ -17,6 +17,8 @@ from gflow.commands.rank import Rank
 #: A peer that is silent for this long fails the test before the deadline of all ends it.
 _TIMEOUT = timedelta(seconds=30)
 _STEPS = 3
+#: So that some come after DDP has settled and after the dense ones.
+_COMPRESSED_STEPS, _DENSE_STEPS = 6, 2
 _INPUTS, _OUTPUTS, _BATCH = 64, 16, 8
 
 
@@ -43,18 +45,43 @@ def exchange(rank: Rank) -> dict[str, Any]:
     dist.init_process_group("gflow", timeout=_TIMEOUT)
     try:
         _check_all_reduce(rank)
-        weights = _train(rank)
+        weights, _ = _train(rank)
         done = gflow.metrics()
         return {"buckets": done.gradient_buckets, "hosts": done.hosts, "weights": weights}
     finally:
         dist.destroy_process_group()
 
 
-def _check_all_reduce(rank: Rank) -> None:
+def exchange_on_devices(rank: Rank, device_type: str) -> dict[str, Any]:
+    """The same with tensors on devices, one for each rank, whose gradients are compressed."""
     import torch
     import torch.distributed as dist
 
-    counting = torch.arange(10_000, dtype=torch.float32)
+    device = torch.device(device_type, rank.number)
+    torch.accelerator.set_device_index(rank.number)
+    # All chunks are sent, as they are: then training is as exact as without compression.
+    options = gflow.Options(
+        compress="on",
+        density=1.0,
+        chunk=64,
+        warmup_steps=_DENSE_STEPS,
+        ramp_steps=0,
+        wire="fp32",
+    )
+    dist.init_process_group("gflow", timeout=_TIMEOUT, pg_options=options)
+    try:
+        _check_all_reduce(rank, device)
+        weights, steps = _train(rank, device, _COMPRESSED_STEPS)
+        return {"compressed": sum(one > _DENSE_STEPS for one in steps), "weights": weights}
+    finally:
+        dist.destroy_process_group()
+
+
+def _check_all_reduce(rank: Rank, device: Any = "cpu") -> None:
+    import torch
+    import torch.distributed as dist
+
+    counting = torch.arange(10_000, dtype=torch.float32).to(device)
     tensor = counting * (rank.number + 1)
     dist.all_reduce(tensor)
     # Whole numbers this small have only one right sum.
@@ -67,15 +94,18 @@ def _check_all_reduce(rank: Rank) -> None:
         )
 
 
-def _train(rank: Rank) -> str:
-    """Train with DDP, compare with training in one process, return a digest of the weights."""
+def _train(rank: Rank, device: Any = "cpu", steps: int = _STEPS) -> tuple[str, list[int]]:
+    """Train with DDP, and compare with training in one process.
+
+    Returns a digest of the weights, and of each gradient bucket how often it was exchanged.
+    """
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    model, alone = _model(), _model()
+    model, alone = _model().to(device), _model().to(device)
     parallel = DistributedDataParallel(model)
-    for step in range(_STEPS):
-        batches = [_batch(step, number) for number in range(rank.world)]
+    for step in range(steps):
+        batches = [_batch(step, number).to(device) for number in range(rank.world)]
         parallel(batches[rank.number]).square().mean().backward()
         alone(torch.cat(batches)).square().mean().backward()
         for one in (model, alone):
@@ -85,11 +115,12 @@ def _train(rank: Rank) -> str:
         if not torch.allclose(trained, expected, rtol=1e-2, atol=1e-3):
             off = (trained - expected).abs().max().item()
             raise RuntimeError(
-                f"after {_STEPS} steps of DDP {name} is off by up to {off:g} from the same "
+                f"after {steps} steps of DDP {name} is off by up to {off:g} from the same "
                 "training in one process"
             )
-    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    return hashlib.sha256(bytes(flat.view(torch.uint8).tolist())).hexdigest()
+    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).cpu()
+    digest = hashlib.sha256(bytes(flat.view(torch.uint8).tolist())).hexdigest()
+    return digest, [bucket.steps for bucket in gflow.metrics().buckets]
 
 
 def _model() -> Any:

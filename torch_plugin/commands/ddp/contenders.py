@@ -12,6 +12,7 @@ from typing import Any
 
 from gflow.commands.ddp.networks import NETWORKS
 from gflow.commands.knobs import compress_between
+from gflow.commands.place import Place
 from gflow.commands.rank import Rank
 from gflow.commands.warned import gflow_warnings
 
@@ -21,10 +22,15 @@ LABELS = {
     "ddp-only": "DDP alone",
     "gloo": "Gloo",
     "gloo-fp16": "Gloo, fp16 hook",
-    "powersgd": "Gloo, PowerSGD",
+    "nccl": "NCCL",
+    "nccl-fp16": "NCCL, fp16 hook",
+    "powersgd": "PowerSGD",
     "gflow-exact": "gflow, exact",
     "gflow": "gflow",
 }
+#: What the others are compared with, by the type of device.
+RIVALS = {"cpu": "gloo", "cuda": "nccl"}
+_OF_RIVALS = tuple(name for name in LABELS if name.partition("-")[0] in RIVALS.values())
 #: Their replicas drift apart, and are not timed to be used.
 WITHOUT_EXCHANGE = ("none", "ddp-only")
 #: gflow is at its density after as few dense steps as it allows.
@@ -42,6 +48,18 @@ _COUNTERS = (
     "hidden_seconds",
     "exposed_seconds",
 )
+
+
+def usual(device: str) -> list[str]:
+    """Who takes part when nobody is named."""
+    return [name for name in LABELS if why_not(name, device) is None]
+
+
+def why_not(name: str, device: str) -> str | None:
+    """Why a contender cannot take part with tensors on such devices, if it cannot."""
+    if name in _OF_RIVALS and name.partition("-")[0] != RIVALS[device]:
+        return f"with --device {device} that is {LABELS[RIVALS[device]]}"
+    return None
 
 
 def make(name: str, rank: Rank, plan: dict[str, Any]) -> Replica:
@@ -62,16 +80,18 @@ class Replica:
         with gflow_warnings() as said:
             self._group = _group(name, plan)
         self.about: dict[str, Any] = {"warnings": said}
+        self._place = Place.of_rank(rank, plan["device"])
         torch.manual_seed(0)
-        network = _network(plan["model"])
+        network = _network(plan["model"]).to(self._place.device)
         self._module = _parallel(name, network, self._group, plan)
         self._parameters = list(network.parameters())
         self._optimizer = torch.optim.SGD(self._parameters, lr=_LEARNING_RATE)
         self._loss = torch.nn.CrossEntropyLoss()
         # Each rank has images of its own: without an exchange the weights would differ.
         torch.manual_seed(1 + rank.number)
-        self._images = torch.randn(plan["batch"], 3, plan["image"], plan["image"])
-        self._labels = torch.randint(1000, (plan["batch"],))
+        images = torch.randn(plan["batch"], 3, plan["image"], plan["image"])
+        self._images = images.to(self._place.device)
+        self._labels = torch.randint(1000, (plan["batch"],)).to(self._place.device)
 
     def turn(self, skipped: int, counted: int) -> list[float]:
         """Seconds of each step on this rank."""
@@ -93,7 +113,7 @@ class Replica:
             return
         # The bits, added up: equal weights have equal sums, and others hardly ever.
         sums = [one.detach().view(torch.int32).sum(dtype=torch.int64) for one in self._parameters]
-        own = torch.stack(sums)
+        own = torch.stack(sums).cpu()
         all_ranks = [torch.empty_like(own) for _ in range(self._world)]
         dist.all_gather(all_ranks, own)
         if not all(torch.equal(own, other) for other in all_ranks):
@@ -119,6 +139,7 @@ class Replica:
         self._loss(self._module(self._images), self._labels).backward()
         self._optimizer.step()
         self._optimizer.zero_grad()
+        self._place.wait()
 
 
 def _network(model: str) -> Any:
@@ -145,7 +166,7 @@ def _group(name: str, plan: dict[str, Any]) -> Any:
             ramp_steps=_RAMP_STEPS,
         )
         return dist.new_group(backend="gflow", pg_options=options)
-    return dist.new_group(backend="gloo")
+    return dist.new_group(backend=RIVALS[plan["device"]])
 
 
 def _parallel(name: str, network: Any, group: Any, plan: dict[str, Any]) -> Any:
@@ -163,7 +184,7 @@ def _parallel(name: str, network: Any, group: Any, plan: dict[str, Any]) -> Any:
     )
     if name == "ddp-only":
         module.register_comm_hook(None, _keep)
-    if name == "gloo-fp16":
+    if name.endswith("-fp16"):
         module.register_comm_hook(group, default_hooks.fp16_compress_hook)
     if name == "powersgd":
         state = powerSGD_hook.PowerSGDState(

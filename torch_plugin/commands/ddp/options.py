@@ -20,7 +20,9 @@ from gflow.commands.knobs import read_knob
 from gflow.commands.names import names_of
 from gflow.options import KNOBS
 
-LAYOUT = layout.Defaults(hosts="2", ranks="1 with several hosts, else 2", rate="no limit")
+LAYOUT = layout.Defaults(
+    hosts="2, with --device cuda 1", ranks="1 with several hosts, else 2", rate="no limit"
+)
 
 _ROUNDS, _STEPS = 8, 2
 #: What an exchange takes on links without a limit, about, and DDP's own work.
@@ -84,15 +86,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--contenders",
         type=names_of("a contender", contenders.LABELS),
-        default=list(contenders.LABELS),
         metavar="LIST",
-        help=f"who takes part (default: all of {','.join(contenders.LABELS)})",
+        help=f"who takes part (default: all that can, of {','.join(contenders.LABELS)})",
     )
 
 
 def settle(chosen: argparse.Namespace) -> None:
     """Put the defaults where nothing was asked for."""
-    layout.settle(chosen, hosts=2)
+    # GPUs of one machine are joined by more than a network that could be limited.
+    layout.settle(chosen, hosts=2 if chosen.device == "cpu" else 1)
+    if chosen.contenders is None:
+        chosen.contenders = contenders.usual(chosen.device)
     network = NETWORKS[chosen.model]
     chosen.batch = chosen.batch or network.batch
     chosen.image = chosen.image or network.image
@@ -101,7 +105,9 @@ def settle(chosen: argparse.Namespace) -> None:
 def build(
     chosen: argparse.Namespace, folder: Path, addresses: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what the race gets; everybody can take part."""
+    """Return what the race gets, and by contender why it is left out."""
+    reasons = {name: contenders.why_not(name, chosen.device) for name in chosen.contenders}
+    left_out = {name: reason for name, reason in reasons.items() if reason is not None}
     plan = {
         "model": chosen.model,
         "batch": chosen.batch,
@@ -110,9 +116,11 @@ def build(
         "density": chosen.density,
         "fusion_bytes": chosen.fusion_bytes,
         "hosts": chosen.hosts,
+        "device": chosen.device,
     }
     turns = {"rounds": chosen.rounds, "steps": chosen.steps}
-    return {"names": chosen.contenders, "plan": plan, **turns}, {}
+    names = [name for name in chosen.contenders if name not in left_out]
+    return {"names": names, "plan": plan, **turns}, left_out
 
 
 def seconds(chosen: argparse.Namespace) -> float:

@@ -19,6 +19,8 @@ _COLOURS = {
     "ddp-only": "#bbbbbb",
     "gloo": "#3182bd",
     "gloo-fp16": "#6baed6",
+    "nccl": "#08519c",
+    "nccl-fp16": "#4292c6",
     "powersgd": "#756bb1",
     "gflow-exact": "#fd8d3c",
     "gflow": "#e6550d",

@@ -10,7 +10,7 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from gflow.commands import wire
+from gflow.commands import gpus, wire
 from gflow.commands.ddp import contenders
 from gflow.commands.rank import Rank
 from gflow.commands.turns import Record, line_up, orders
@@ -56,11 +56,13 @@ def measure(
                 rank.tell({"note": f"note: {text}"})
             records = _race(rank, racers, plan["hosts"], rounds, steps)
             rows = [_sum_up(name, record) for name, record in records.items()]
-            for row in _compared(rows) if rank.number == 0 else []:
+            rival = contenders.RIVALS[plan["device"]]
+            for row in _compared(rows, rival) if rank.number == 0 else []:
                 rank.tell({"row": row})
             dist.barrier()
             about = {"settling_steps": SETTLING_STEPS, "rounds": rounds, "steps": steps}
-            return {"torch": torch.__version__, **plan, **about, "warnings": sorted(warnings)}
+            about |= {"warnings": sorted(warnings), **gpus.about(plan["device"])}
+            return {"torch": torch.__version__, **plan, **about}
     finally:
         dist.destroy_process_group()
 
@@ -113,15 +115,15 @@ def _sum_up(name: str, record: _StepRecord) -> dict[str, Any]:
     return row
 
 
-def _compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows with their time by that of a step without communication, and Gloo's by theirs."""
+def _compared(rows: list[dict[str, Any]], rival: str) -> list[dict[str, Any]]:
+    """The rows with their time by that of a step without communication, and a rival's by theirs."""
     times = {row["contender"]: row["median_ms"] for row in rows}
     compared = []
     for row in rows:
         ratios = {}
         if "none" in times:
             ratios["ratio_to_none"] = row["median_ms"] / times["none"]
-        if "gloo" in times:
-            ratios["speedup_over_gloo"] = times["gloo"] / row["median_ms"]
+        if rival in times:
+            ratios[f"speedup_over_{rival}"] = times[rival] / row["median_ms"]
         compared.append(row | ratios)
     return compared

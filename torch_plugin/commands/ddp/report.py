@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gflow.commands import table, wire
-from gflow.commands.ddp.contenders import LABELS
+from gflow.commands import gpus, table, wire
+from gflow.commands.ddp.contenders import LABELS, RIVALS
 from gflow.commands.ddp.networks import NETWORKS
 
 _STEP = (
@@ -28,13 +28,14 @@ def progress(row: dict[str, Any]) -> str:
 
 def tables(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> str:
     """All rows, and what the columns mean."""
-    header = ["ms/step", "low", "high", "÷ none", "Gloo ÷", "MB sent", "CPU s"]
+    rival = RIVALS[about["device"]]
+    header = ["ms/step", "low", "high", "÷ none", f"{LABELS[rival]} ÷", "MB sent", "CPU s"]
     cells = [
         [
             LABELS[row["contender"]],
             *(f"{row[key]:.0f}" for key in ("median_ms", "low_ms", "high_ms")),
             _ratio(row, "ratio_to_none"),
-            _ratio(row, "speedup_over_gloo"),
+            _ratio(row, f"speedup_over_{rival}"),
             f"{row['sent_bytes_per_step'] / 1e6:.1f}",
             f"{row['cpu_s_per_step']:.2f}",
         ]
@@ -54,8 +55,10 @@ def _words(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> list[str]:
     words = [_STEP]
     if "none" in names:
         words.append("÷ none: its time by that of a step without communication.")
-    if "gloo" in names:
-        words.append("Gloo ÷: Gloo's time by its own; over 1, it takes less than Gloo.")
+    rival = RIVALS[about["device"]]
+    if rival in names:
+        label = LABELS[rival]
+        words.append(f"{label} ÷: {label}'s time by its own; over 1, it takes less than {label}.")
     words.append(f"MB sent: {wire.meaning(about['hosts'])}")
     words.append("CPU s: processor time of all ranks together, per step.")
     if "ddp-only" in names:
@@ -69,7 +72,7 @@ def _words(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> list[str]:
     view = "are views into" if about["bucket_view"] else "are copied to and from"
     words.append(f"Gradients {view} DDP's buckets (gradient_as_bucket_view), for all alike.")
     words += [line for row in rows for line in _about_overlap(row)]
-    return words + [f"note: {text}" for text in about["warnings"]]
+    return words + gpus.lines(about) + [f"note: {text}" for text in about["warnings"]]
 
 
 def _about_gflow(about: dict[str, Any]) -> str:

@@ -1,0 +1,37 @@
+#include "device_lanes.h"
+
+namespace gflow {
+namespace {
+
+// Torch 2.13 has no such question; there the engine asks the driver.
+template <typename Stream>
+bool ask_whether_capturing(const Stream& stream) {
+  if constexpr (requires { stream.is_capturing(); }) return stream.is_capturing();
+  return false;
+}
+
+}  // namespace
+
+c10::Stream DeviceLanes::open(c10::Device device) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (const auto found = streams_.find(device); found != streams_.end()) return found->second;
+  // Torch keeps the streams of its pool for as long as the process lives. This one is of high
+  // priority: what other hosts wait for goes before what only this one needs.
+  const auto stream = c10::impl::VirtualGuardImpl(device.type())
+                          .getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+  group_.open_device(device.index(), raw_handle(stream));
+  streams_.emplace(device, stream);
+  return stream;
+}
+
+c10::Stream current_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+uint64_t raw_handle(const c10::Stream& stream) {
+  return reinterpret_cast<uint64_t>(stream.native_handle());
+}
+
+bool is_capturing(const c10::Stream& stream) { return ask_whether_capturing(stream); }
+
+}  // namespace gflow

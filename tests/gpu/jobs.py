@@ -1,0 +1,107 @@
+"""What ranks do in the tests on the device. A job that trains gets the device as an argument, so
+that what it delivers there can be compared with what it delivers on the CPU, to the bit.
+
+The options of a group load the device, because they are asked for in the rank before its group is
+made.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gflow
+from tests.compression import jobs as plain
+from tests.compression.jobs import RANK_VARIABLE, SMALL_BUCKETS, same_bits
+from tests.gpu.device import NAME, Standin, load
+
+__all__ = ["CPU", "NAME", "RANK_VARIABLE", "same_bits"]
+
+CPU = "cpu"
+_loaded: Standin | None = None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Gives the options of a group in the rank, which has the device from then on."""
+
+    files: tuple[str, str, str]
+    layout: str | None
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __call__(self) -> gflow.Options:
+        global _loaded
+        _loaded = load(*self.files)
+        return plain.Chosen(self.layout, self.options)()
+
+
+def standin() -> Standin:
+    """The hooks of the stand-in, in a rank."""
+    assert _loaded is not None, "the group of this rank was not made with Chosen"
+    return _loaded
+
+
+def clean(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A job that fails if anything on the device was not in order, or went astray."""
+
+    @functools.wraps(function)
+    def job(*arguments: Any) -> Any:
+        standin().clear()
+        # What is missing shows only where streams are not in step by chance.
+        standin().delay(100)
+        try:
+            value = function(*arguments)
+            torch.accelerator.synchronize()
+        finally:
+            standin().delay(0)
+        assert not standin().races(), standin().races()
+        assert not standin().faults(), standin().faults()
+        return value
+
+    return job
+
+
+def to_host(value: Any) -> Any:
+    """The same with all tensors in the memory of the host."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return {key: to_host(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(to_host(one) for one in value)
+    return value
+
+
+def model_on(device: str, **options: Any) -> DistributedDataParallel:
+    """A dictated model in DDP, with several buckets."""
+    options.setdefault("bucket_cap_mb", SMALL_BUCKETS)
+    return DistributedDataParallel(plain.Dictated().to(device), **options)
+
+
+def given_on(device: str, rank: int, step: int) -> list[torch.Tensor]:
+    return [gradient.to(device) for gradient in plain.gradients(rank, step)]
+
+
+def delivered_by(model: nn.Module) -> list[torch.Tensor]:
+    return to_host(plain.take_gradients(model))
+
+
+@clean
+def train(
+    rank: int, world: int, device: str, steps: int, options: dict[str, Any] | None = None
+) -> plain.Record:
+    """Some steps of a dictated model."""
+    model = model_on(device, **(options or {}))
+    record = plain.Record()
+    for step in range(steps):
+        model(given_on(device, rank, step)).backward()
+        record.delivered.append(delivered_by(model))
+    record.layout = plain.layout_of(model)
+    record.state = gflow.state_dict()
+    return record

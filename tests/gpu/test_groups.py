@@ -1,0 +1,182 @@
+"""Proves what a group serves: tensors of the host and of devices in one program, several devices of
+one process, groups within groups, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import gflow
+from tests.compression.jobs import SMALL_BUCKETS, Dictated, gradients
+from tests.gpu import jobs
+from tests.gpu.jobs import NAME, same_bits, standin
+from tests.ranks import Team
+from tests.ranks.membership import rendezvous
+
+
+@jobs.clean
+def collectives(rank: int, world: int) -> dict[str, Any]:
+    """Collectives of all kinds, one after the other and without waiting between them."""
+    own = torch.full((3,), rank + 1.0, device=NAME)
+    reduced, sent, on_cpu = own.clone(), own.clone(), torch.full((3,), rank + 1.0)
+    gathered = [torch.empty_like(own) for _ in range(world)]
+    flat = torch.empty(3 * world, device=NAME)
+    part = torch.empty(1, device=NAME)
+    whole = torch.arange(world, dtype=torch.float32, device=NAME) + rank
+    works = [
+        dist.all_reduce(reduced, async_op=True),
+        dist.broadcast(sent, src=1, async_op=True),
+        dist.all_reduce(on_cpu, async_op=True),
+        dist.all_gather(gathered, own, async_op=True),
+        dist.all_gather_into_tensor(flat, own, async_op=True),
+        dist.reduce_scatter_tensor(part, whole, async_op=True),
+    ]
+    for work in works:
+        work.wait()
+    dist.barrier(device_ids=[0])
+    return {
+        "all_reduce": reduced.tolist(),
+        "broadcast": sent.tolist(),
+        "on the CPU": on_cpu.tolist(),
+        "all_gather": torch.cat(gathered).tolist(),
+        "flat": flat.tolist(),
+        "part": part.item(),
+        "engine": gflow.metrics().collectives,
+    }
+
+
+@pytest.mark.parametrize(("compress", "by_engine"), [("off", 1), ("on", 2)])
+def test_each_collective_goes_where_it_belongs(
+    on_device: Callable[..., Team], compress: str, by_engine: int
+) -> None:
+    for rank, seen in enumerate(on_device(2, compress=compress).run(collectives)):
+        assert seen["all_reduce"] == seen["on the CPU"] == [3.0] * 3
+        assert seen["broadcast"] == [2.0] * 3
+        assert seen["all_gather"] == seen["flat"] == [1.0] * 3 + [2.0] * 3
+        assert seen["part"] == 2 * rank + 1
+        # Only where it compresses does the engine see what is on the device.
+        assert seen["engine"] == {"all_reduce": by_engine}
+
+
+@jobs.clean
+def two_models(rank: int, world: int, first: str, second: str) -> list[Any]:
+    """Two models on different devices, trained in turn in one group."""
+    models = [
+        DistributedDataParallel(Dictated().to(device), bucket_cap_mb=SMALL_BUCKETS)
+        for device in (first, second)
+    ]
+    delivered = []
+    for step in range(6):
+        for model, device in zip(models, (first, second), strict=True):
+            model([one.to(device) for one in gradients(rank, step)]).backward()
+            delivered.append(jobs.delivered_by(model))
+    return [delivered, [bucket.wire_bytes > 0 for bucket in gflow.metrics().buckets]]
+
+
+@pytest.mark.parametrize("second", ["cpu", f"{NAME}:1"], ids=["cpu", "second_device"])
+def test_models_on_different_devices_train_in_one_group(
+    on_device: Callable[..., Team], second: str
+) -> None:
+    for delivered, sent in on_device(2, wire="fp32").run(two_models, f"{NAME}:0", second):
+        assert same_bits(delivered[::2], delivered[1::2])
+        assert sent == [True] * 6
+
+
+@jobs.clean
+def subgroup(rank: int, world: int) -> tuple[float, float]:
+    """A group of two of three ranks, and the whole world."""
+    pair = dist.new_group([0, 2], pg_options=gflow.Options(compress="on"))
+    in_pair, everywhere = torch.ones(1, device=NAME), torch.ones(1, device=NAME)
+    if rank != 1:
+        dist.all_reduce(in_pair, group=pair)
+    dist.all_reduce(everywhere)
+    return in_pair.item(), everywhere.item()
+
+
+def test_a_new_group_has_its_own_ranks(on_device: Callable[..., Team]) -> None:
+    assert on_device(3).run(subgroup) == [(2.0, 3.0), (1.0, 3.0), (2.0, 3.0)]
+
+
+def bound(rank: int, world: int, chosen: jobs.Chosen) -> list[Any]:
+    """Ranks that say which device is theirs."""
+    options = chosen()
+    device = torch.device(NAME, 1 + rank)
+    torch.accelerator.set_device_index(device.index)
+    dist.init_process_group(
+        "gflow",
+        store=rendezvous(),
+        rank=rank,
+        world_size=world,
+        device_id=device,
+        pg_options=options,
+    )
+    try:
+        return jobs.clean(train_there)(rank, device)
+    finally:
+        dist.destroy_process_group()
+        torch.accelerator.set_device_index(0)
+
+
+def train_there(rank: int, device: torch.device) -> list[Any]:
+    model = DistributedDataParallel(Dictated().to(device), device_ids=[device.index])
+    for step in range(5):
+        model.zero_grad()
+        model([one.to(device) for one in gradients(rank, step)]).backward()
+    dist.barrier()
+    return jobs.delivered_by(model)
+
+
+def test_ranks_can_be_bound_to_their_devices(on_device: Callable[..., Team]) -> None:
+    team = on_device(2)
+    # Without a group: the ranks make their own.
+    alone = Team(team._pool, team.world, None)
+    first, second = alone.run(bound, team.group.options)
+    assert same_bits(first, second)
+    assert 0 < sum(int(part.count_nonzero()) for part in first) <= 64 * 9
+
+
+def captured(rank: int, world: int) -> list[str]:
+    dist.all_reduce(torch.ones(1, device=NAME))
+    torch.accelerator.synchronize()
+    stream = torch.Stream(NAME)
+    said = []
+    with stream:
+        tensor = torch.ones(1, device=NAME)
+        standin().capture(stream)
+        try:
+            dist.all_reduce(tensor)
+        except RuntimeError as error:
+            said.append(str(error))
+        finally:
+            standin().capture(stream, False)
+        # Nobody is out of step because of it.
+        dist.all_reduce(tensor)
+        said.append(str(tensor.item()))
+    return said
+
+
+def test_an_all_reduce_cannot_be_captured_into_a_graph(on_device: Callable[..., Team]) -> None:
+    for refusal, result in on_device(2).run(captured):
+        assert "cannot be captured into a graph" in refusal
+        assert 'compress="off"' in refusal
+        assert result == "2.0"
+
+
+@jobs.clean
+def with_gaps(rank: int, world: int) -> str:
+    tensor = torch.ones(8, device=NAME)
+    try:
+        dist.all_reduce(tensor[::2])
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_tensor_with_gaps_is_refused(on_device: Callable[..., Team]) -> None:
+    for said in on_device(2).run(with_gaps):
+        assert "call .contiguous()" in said, said
