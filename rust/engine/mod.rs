@@ -11,23 +11,21 @@ pub mod gradients;
 mod hands;
 pub mod operation;
 pub mod queue;
+mod watched;
 mod worker;
 
 use crate::arithmetic::element::Element;
-use crate::collective::agreement::explain;
 use crate::collective::call::Call;
 use crate::collective::fabric::Fabric;
-use crate::cuda::watchdog::{self, Trouble};
 use crate::error::{Error, Result};
 use crate::metrics::gradients::{GradientCounters, GradientCounts};
 use crate::metrics::traffic::{Times, Traffic};
 use crate::metrics::{Counters, Counts};
-use crate::transport::frame::Goodbye;
 use crate::transport::interrupt::Interrupt;
 use crate::transport::{Failure, Watch};
 use devices::{Arrival, Devices};
 use front::Front;
-use gradients::{Courier, Doing, Gradients};
+use gradients::{Courier, Gradients};
 use hands::Hands;
 use operation::Operation;
 use queue::Queue;
@@ -36,6 +34,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
+use watched::WatchedGroup;
 
 /// How long `close` lets operations finish that were submitted before it. Enough for a peer that
 /// is a little behind; a peer that never comes must not keep a program from ending.
@@ -162,7 +161,7 @@ impl Engine {
     pub fn open_device(&self, device: i32, stream: u64) -> Result<()> {
         self.check_usable()?;
         self.shared.devices.open(device, stream)?;
-        let group = WatchedGroup(Arc::downgrade(&self.shared), self.interrupt.clone());
+        let group = WatchedGroup::new(&self.shared, &self.interrupt);
         let started = self.shared.devices.watchdog.start(group);
         started.map_err(|fault| Error::Operation(format!("gflow: {fault}")))
     }
@@ -492,69 +491,6 @@ impl Watch for WhileTheWorkerRests {
             Err(TryLockError::Poisoned(_)) => Err(Failure::Interrupted),
             Err(TryLockError::WouldBlock) => Ok(()),
         }
-    }
-}
-
-/// The group, as the watchdog of its devices sees it.
-struct WatchedGroup(Weak<Shared>, Arc<Interrupt>);
-
-impl WatchedGroup {
-    /// Fails everything, and tells the peers if nobody else is about to.
-    fn give_up(&self, shared: &Arc<Shared>, front: Option<MutexGuard<Front>>, error: &Error) {
-        // Before the worker is woken, so that the waiting get this reason and no other.
-        shared.fail(error);
-        if let Some(mut front) = front {
-            let reason = format!("it gave up: {error}");
-            front.fabric.say_goodbye(Goodbye { gave_up: true, reason });
-        }
-        self.1.raise();
-    }
-}
-
-impl watchdog::Group<Arc<Doing>> for WatchedGroup {
-    fn is_well(&mut self, oldest: &Arc<Doing>) -> bool {
-        let Some(shared) = self.0.upgrade() else { return false };
-        if self.1.is_raised() || shared.has_failed() {
-            return false;
-        }
-        match shared.front.try_lock() {
-            Ok(mut front) => match front.fabric.check() {
-                Ok(()) => true,
-                Err(failure) => {
-                    let error = explain(failure, &shared.labels, oldest.seq, &oldest.call);
-                    self.give_up(&shared, Some(front), &error);
-                    false
-                }
-            },
-            Err(TryLockError::Poisoned(_)) => false,
-            // Whoever has it looks after the peers.
-            Err(TryLockError::WouldBlock) => true,
-        }
-    }
-
-    fn fail(&mut self, what: &Arc<Doing>, trouble: Trouble) {
-        let Some(shared) = self.0.upgrade() else { return };
-        let Doing { seq, call } = &**what;
-        let mut front = shared.front.try_lock().ok();
-        let here = shared.labels.get(shared.rank).cloned().unwrap_or_default();
-        let gpu = call.on_device.map(|at| format!("GPU {}", at.device)).unwrap_or_default();
-        let error = match trouble {
-            Trouble::Fault(fault) => {
-                let reason = format!("{gpu}: {fault}");
-                let failure = Failure::Device { rank: shared.rank, reason };
-                let failure = match &mut front {
-                    Some(front) => worker::blame(&mut front.fabric, failure),
-                    None => failure,
-                };
-                explain(failure, &shared.labels, *seq, call)
-            }
-            Trouble::Late => Error::TimedOut {
-                missing: vec![format!("{gpu} of {here} to be done with it")],
-                doing: format!("{} #{seq}", call.view),
-                waited: call.timeout,
-            },
-        };
-        self.give_up(&shared, front, &error);
     }
 }
 
