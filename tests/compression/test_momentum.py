@@ -1,5 +1,5 @@
 """Proves what momentum does in the engine: the same as in the optimizer while all is exact, and
-after that what the method says, with the velocity cleared where it was sent if it is old by then."""
+after that what the method says, with the velocity cleared where it was sent if it is old then."""
 
 from __future__ import annotations
 
