@@ -85,12 +85,20 @@ bool GflowBackend::compresses_on(at::Device device) const {
 }
 
 void GflowBackend::let_engine_begin() {
+  // A group that has failed does not let anybody wait for its lost ranks in the inner backend.
+  check_usable();
   if (!engine_has_device_calls_.exchange(false)) return;
   WithoutGil without_gil;
-  as_backend_error([&] {
-    group_->flush();
-    group_->fence(timeout_ms());
-  });
+  try {
+    as_backend_error([&] {
+      group_->flush();
+      group_->fence(timeout_ms());
+    });
+  } catch (...) {
+    // They are still to be begun before anything that comes later.
+    engine_has_device_calls_ = true;
+    throw;
+  }
 }
 
 std::function<void()> GflowBackend::if_alive(void (GflowBackend::*method)()) {
@@ -459,16 +467,16 @@ WorkPtr GflowBackend::message(OpType kind, const char* title, const at::Tensor& 
 
 WorkPtr GflowBackend::send(Tensors& tensors, int to, int tag) {
   const auto tensor = only(tensors);
-  if (!tensor.is_cpu()) return inner_for(tensor.device())->send(tensors, to, tag);
   check_usable();
+  if (!tensor.is_cpu()) return inner_for(tensor.device())->send(tensors, to, tag);
   auto rest = messages_.begin_send(tensor, to, tag);
   return message(OpType::SEND, "gflow:send", tensor, to, [rest](GflowWork&) { rest(); });
 }
 
 WorkPtr GflowBackend::recv(Tensors& tensors, int from, int tag) {
   const auto tensor = only(tensors);
-  if (!tensor.is_cpu()) return inner_for(tensor.device())->recv(tensors, from, tag);
   check_usable();
+  if (!tensor.is_cpu()) return inner_for(tensor.device())->recv(tensors, from, tag);
   auto rest = messages_.begin_receive(tensor, from, tag);
   return message(OpType::RECV, "gflow:recv", tensor, from,
                  [rest](GflowWork& work) { work.set_source(rest()); });
@@ -476,8 +484,8 @@ WorkPtr GflowBackend::recv(Tensors& tensors, int from, int tag) {
 
 WorkPtr GflowBackend::recvAnysource(Tensors& tensors, int tag) {
   const auto tensor = only(tensors);
-  if (!tensor.is_cpu()) return inner_for(tensor.device())->recvAnysource(tensors, tag);
   check_usable();
+  if (!tensor.is_cpu()) return inner_for(tensor.device())->recvAnysource(tensors, tag);
   auto rest = messages_.begin_receive(tensor, PointToPoint::kAnySource, tag);
   return message(OpType::RECVANYSOURCE, "gflow:recvAnySource", tensor, PointToPoint::kAnySource,
                  [rest](GflowWork& work) { work.set_source(rest()); });
@@ -486,10 +494,9 @@ WorkPtr GflowBackend::recvAnysource(Tensors& tensors, int tag) {
 // The memory of gradient buckets.
 
 bool GflowBackend::supportsTensorAlloc(c10::DeviceIndex device) {
-  // The Reducer asks for CPU with the index -1.
-  if (device < 0) return true;
-  return compresses_on_devices() ||
-         (has_device_backend() && accelerator_->inner->supportsTensorAlloc(device));
+  // The Reducer asks for CPU with the index -1. Where nothing is compressed it shall take memory as
+  // if it had not asked: whether NCCL's own is better is not for gflow to decide.
+  return device < 0 || compresses_on_devices();
 }
 
 at::Tensor GflowBackend::allocateTensor(long size, at::TensorOptions options) {

@@ -1,6 +1,7 @@
 #include "gflow_work.h"
 
 #include <ATen/core/jit_type.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -16,6 +17,19 @@ GflowWork::GflowWork(int rank, c10d::OpType kind, const char* title, TensorLists
       results_(std::move(results)),
       timeout_(timeout),
       lane_(lane) {}
+
+GflowWork::~GflowWork() {
+  if (!lane_) return;
+  try {
+    // Whatever thread this is, events are given back on their own device: on another one torch
+    // would begin to use that as well, at the cost of some of its memory.
+    const c10::DeviceGuard on_device(lane_->device());
+    end_.reset();
+    future_.reset();
+  } catch (const std::exception&) {
+    // The device has failed; there is nothing left to give back.
+  }
+}
 
 bool GflowWork::wait(std::chrono::milliseconds timeout) {
   const auto start = std::chrono::steady_clock::now();
@@ -123,15 +137,21 @@ bool GflowWork::settle(std::exception_ptr error) {
 void GflowWork::complete_future() { complete(*future_); }
 
 void GflowWork::complete(c10::ivalue::Future& future) const {
-  // The Future takes the end of the current stream for its own, and has callbacks wait for it.
-  const c10::OptionalStreamGuard on_lane(lane_);
-  if (exception_) {
-    future.setErrorIfNeeded(exception_);
-  } else if (results_.size() > 1) {
-    future.markCompleted(c10::IValue(results_));
-  } else {
-    future.markCompleted(
-        c10::IValue(results_.empty() ? std::vector<at::Tensor>() : results_.front()));
+  if (exception_) return future.setErrorIfNeeded(exception_);
+  try {
+    // The Future takes the end of the current stream for its own, and has callbacks wait for it.
+    const c10::OptionalStreamGuard on_lane(lane_);
+    // A device that has failed shows here. In the Future it would show too late: that counts as
+    // completed then, but whoever sleeps there is never woken.
+    if (lane_) c10::Event(lane_->device_type()).record(*lane_);
+    if (results_.size() > 1) {
+      future.markCompleted(c10::IValue(results_));
+    } else {
+      future.markCompleted(
+          c10::IValue(results_.empty() ? std::vector<at::Tensor>() : results_.front()));
+    }
+  } catch (const std::exception&) {
+    future.setErrorIfNeeded(std::current_exception());
   }
 }
 

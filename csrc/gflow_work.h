@@ -24,6 +24,7 @@ class GflowWork : public c10d::Work {
   GflowWork(int rank, c10d::OpType kind, const char* title, TensorLists results,
             std::chrono::milliseconds timeout, const std::optional<std::vector<at::Tensor>>& inputs,
             std::optional<c10::Stream> lane = std::nullopt);
+  ~GflowWork() override;
 
   // With a timeout it also waits for the device, as torch's own backends do.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;

@@ -14,10 +14,13 @@ def group_or_default(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 def backend_of(group: dist.ProcessGroup | None) -> Any:
-    """The backend that serves CPU tensors in ``group``, or its devices if it serves no CPU tensors;
-    what it is, the native library checks."""
+    """gflow's backend in ``group``: that of CPU tensors, if gflow serves those, else that of its
+    devices. What it is, the native library checks."""
     group = group_or_default(group)
     served = sorted(device.type for device in group._device_types)
-    backend = group._get_backend(torch.device("cpu" if "cpu" in served else served[0]))
+    # Such as "cpu:gloo,cuda:gflow".
+    named = [one.split(":") for one in str(dist.get_backend_config(group)).split(",")]
+    ours = [device for device, *name in named if name == ["gflow"] and device in served] or served
+    backend = group._get_backend(torch.device("cpu" if "cpu" in ours else ours[0]))
     # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a checking wrapper around every backend.
     return getattr(backend, "wrapped_pg", backend)
