@@ -66,7 +66,6 @@ struct Shared {
     traffic: Traffic,
     gradient_counters: Arc<GradientCounters>,
     devices: Arc<Devices>,
-    has_failed: AtomicBool,
     /// Buckets that are gone, until the worker has let go of what is kept of them.
     gone: Mutex<Vec<u32>>,
     /// What the user is to be told once, until somebody has told it.
@@ -132,7 +131,6 @@ impl Engine {
             traffic: Traffic::default(),
             gradient_counters,
             devices,
-            has_failed: AtomicBool::new(false),
             gone: Mutex::default(),
             announcement: Mutex::default(),
             hands: Arc::default(),
@@ -403,8 +401,7 @@ impl Shared {
 
     /// Takes no more operations and settles all that are pending with `error`.
     fn fail(self: &Arc<Self>, error: &Error) {
-        self.queue.close(error.clone());
-        self.has_failed.store(true, Ordering::Release);
+        self.queue.fail(error.clone());
         for job in self.queue.drain() {
             self.settle(&job.operation, Some(error));
             self.activity().finished = job.seq;
@@ -418,7 +415,7 @@ impl Shared {
 
     /// Whether everything fails since.
     fn has_failed(&self) -> bool {
-        self.has_failed.load(Ordering::Acquire)
+        self.queue.failure().is_some()
     }
 
     fn begin(&self, operation: &Arc<dyn Operation>) {
@@ -784,6 +781,21 @@ mod tests {
         let (late, _) = probe(|| Ok(()));
         assert!(stuck.submit_aside(late).is_err());
         drop((release, never));
+    }
+
+    #[test]
+    fn a_group_that_was_aborted_at_rest_tells_its_peers_why_and_one_that_ended_that_it_left() {
+        let lost = |end: fn(&Engine)| {
+            let engines = engines(2);
+            end(&engines[1]);
+            let (operation, settled) = probe(|| Ok(()));
+            engines[0].submit(gather(4), operation).unwrap();
+            outcome(&settled).unwrap_err()
+        };
+        let text = lost(|engine| engine.abort("its GPU fell off"));
+        assert!(text.contains("gave up") && text.contains("its GPU fell off"), "{text}");
+        let text = lost(|engine| engine.close());
+        assert!(text.contains("left the group") && !text.contains("gave up"), "{text}");
     }
 
     #[test]
