@@ -236,7 +236,10 @@ impl Engine {
         action: impl FnOnce(&mut Gradients) -> T,
     ) -> Result<T> {
         self.fence(limit)?;
-        Ok(action(&mut self.shared.front().gradients))
+        let outcome = action(&mut self.shared.front().gradients);
+        // A group that has failed meanwhile has aborted its exchanges: what was read is no result.
+        self.check_usable()?;
+        Ok(outcome)
     }
 
     /// These buckets are gone: nothing needs to be kept of them.
@@ -908,6 +911,15 @@ mod tests {
         engines[0].submit(gather(4), operation).unwrap();
         let error = engines[0].fence(Duration::from_millis(20)).unwrap_err();
         assert!(error.to_string().contains("#2 to #2"), "{error}");
+    }
+
+    #[test]
+    fn what_was_read_of_gradients_while_the_group_failed_is_an_error() {
+        let engine = engines(1).remove(0);
+        let limit = Duration::from_secs(10);
+        assert_eq!(engine.with_gradients(limit, |_| 7).unwrap(), 7);
+        let read = engine.with_gradients(limit, |_| engine.abort("its GPU fell off"));
+        assert!(read.unwrap_err().to_string().contains("its GPU fell off"));
     }
 
     #[test]
