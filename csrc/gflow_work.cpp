@@ -42,7 +42,7 @@ bool GflowWork::wait(std::chrono::milliseconds timeout) {
   }
   // Ends with synchronize().
   const bool done = c10d::Work::wait(timeout);
-  if (check_ && !is_done_on_device()) check_();
+  look_at_device();
   if (timeout != kNoTimeout) await_device(start + timeout);
   // Waiters are released before the Future is completed; whoever waited may look at it next.
   c10::intrusive_ptr<c10::ivalue::Future> future;
@@ -79,11 +79,21 @@ void GflowWork::synchronize() {
   end_->block(c10::impl::VirtualGuardImpl(lane_->device_type()).getStream(lane_->device()));
 }
 
-void GflowWork::await_device(std::chrono::steady_clock::time_point deadline) const {
+bool GflowWork::look_at_device() {
+  if (was_done_) return true;
+  // In this order: a group fails before it aborts what is on its devices, and an abort reaches the
+  // event too. So an event that was reached before a group that has not failed was reached in
+  // order.
+  const bool done = is_done_on_device();
+  if (check_ && end_) check_();
+  if (done) was_done_ = true;
+  return done;
+}
+
+void GflowWork::await_device(std::chrono::steady_clock::time_point deadline) {
   // An event can only be asked, or be waited for without a limit.
   constexpr auto kPause = std::chrono::milliseconds(1);
-  while (!is_done_on_device()) {
-    if (check_) check_();
+  while (!look_at_device()) {
     if (std::chrono::steady_clock::now() >= deadline) {
       C10_THROW_ERROR(DistBackendError,
                       c10::str("gflow: Timed out, waiting for ", c10d::opTypeToString(opType_),

@@ -46,7 +46,8 @@ class GflowWork : public c10d::Work {
   // Is called before anybody waits who would have to.
   void before_wait(std::function<void()> action) { before_wait_ = std::move(action); }
 
-  // Throws if the group has failed; is asked when somebody waits for a device that is not done.
+  // Throws if the group has failed; is asked when somebody waits who has not seen the device be
+  // done.
   void check_with(std::function<void()> check) { check_ = std::move(check); }
 
   // All that belongs to it is on the engine's stream now, and nothing else after it. Before
@@ -67,7 +68,9 @@ class GflowWork : public c10d::Work {
   bool is_settled();
   bool settled_within(std::chrono::milliseconds limit);
   bool is_done_on_device() const { return !end_ || end_->query(); }
-  void await_device(std::chrono::steady_clock::time_point deadline) const;
+  // Whether the device is done; throws if the group has failed before that was seen.
+  bool look_at_device();
+  void await_device(std::chrono::steady_clock::time_point deadline);
   void complete(c10::ivalue::Future& future) const;
 
   const TensorLists results_;
@@ -81,6 +84,8 @@ class GflowWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::function<void()> before_wait_;
   std::function<void()> check_;
+  // The device was done while the group was well: what happens to the group later is no matter.
+  std::atomic<bool> was_done_{false};
   bool settled_ = false;
   bool limits_waits_ = false;
 };

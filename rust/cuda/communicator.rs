@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// How long an abort lets a call return that is under way. Such a call only puts something on a stream;
 /// if it takes longer it hangs, and then the abort is what ends it.
-const CALL_LIMIT: Duration = Duration::from_millis(500);
+pub const CALL_LIMIT: Duration = Duration::from_millis(500);
 
 pub struct Communicator {
     nccl: &'static Nccl,

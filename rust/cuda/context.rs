@@ -1,11 +1,15 @@
 //! A context: what the driver needs to know about a device before anything can be done there. It is
 //! the primary one, which torch uses too, and is kept until the process ends. Whoever enters it leaves
 //! the thread as it was: the caller's thread has a context of its own.
+//!
+//! While it is entered, what this thread does is none of the business of graphs that others capture:
+//! `torch.cuda.graph()` captures in global mode, in which a query or an allocation by any thread of the
+//! process would spoil the capture, unless that thread has said that it knows what it does.
 
 use super::driver::{self, checked};
 use super::fault::Result;
 use cudarc::driver::result::{ctx, device, primary_ctx};
-use cudarc::driver::sys::CUcontext;
+use cudarc::driver::sys::{CUcontext, CUstreamCaptureMode, cuThreadExchangeStreamCaptureMode};
 
 #[derive(Debug)]
 pub struct Context {
@@ -29,13 +33,24 @@ impl Context {
     /// Makes it this thread's, until the result is dropped.
     pub fn enter(&self) -> Result<Entered> {
         let before = checked("cuCtxGetCurrent", ctx::get_current())?;
-        if before == Some(self.handle) {
-            return Ok(Entered { before: None });
+        let mut entered = Entered { before: None, mode: None };
+        if before != Some(self.handle) {
+            // SAFETY: it was retained and is never released.
+            checked("cuCtxSetCurrent", unsafe { ctx::set_current(self.handle) })?;
+            entered.before = Some(before.unwrap_or(std::ptr::null_mut()));
         }
-        // SAFETY: it was retained and is never released.
-        checked("cuCtxSetCurrent", unsafe { ctx::set_current(self.handle) })?;
-        Ok(Entered { before: Some(before.unwrap_or(std::ptr::null_mut())) })
+        // Here, so that what was entered is left again where this fails.
+        entered.mode = Some(exchange_mode(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED)?);
+        Ok(entered)
     }
+}
+
+/// Sets how this thread gets on with captures, and returns how it did before.
+fn exchange_mode(mut mode: CUstreamCaptureMode) -> Result<CUstreamCaptureMode> {
+    // SAFETY: it reads a mode and puts another in its place.
+    let outcome = unsafe { cuThreadExchangeStreamCaptureMode(&mut mode) }.result();
+    checked("cuThreadExchangeStreamCaptureMode", outcome)?;
+    Ok(mode)
 }
 
 /// This thread is in a context. It must be dropped on the same thread.
@@ -43,10 +58,16 @@ impl Context {
 pub struct Entered {
     /// What to put back, if it was another one.
     before: Option<CUcontext>,
+    /// The capture mode to put back.
+    mode: Option<CUstreamCaptureMode>,
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
+        if let Some(mode) = self.mode {
+            // Where that fails there is nothing left to do about it: so below.
+            let _ = exchange_mode(mode);
+        }
         if let Some(before) = self.before {
             // SAFETY: it was this thread's before; none at all is allowed too. Where that fails there
             // is nothing left to do about it.

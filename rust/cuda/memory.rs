@@ -2,10 +2,10 @@
 //! works on it, so nobody has to wait for the device, also not for one that stands still.
 
 use super::driver::checked;
-use super::fault::Result;
+use super::fault::{Fault, Result};
 use super::stream::Stream;
-use cudarc::driver::result;
-use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::{CUdeviceptr, CUresult};
 use std::sync::Arc;
 
 /// The memory is used by one stream only.
@@ -26,10 +26,10 @@ impl Memory {
         } else if has_pools {
             // SAFETY: nothing is read of it before it was written, on this stream.
             let taken = unsafe { result::malloc_async(stream.handle(), bytes) };
-            checked("cuMemAllocAsync", taken)?
+            taken_or_why("cuMemAllocAsync", bytes, taken)?
         } else {
             // SAFETY: as above.
-            checked("cuMemAlloc", unsafe { result::malloc_sync(bytes) })?
+            taken_or_why("cuMemAlloc", bytes, unsafe { result::malloc_sync(bytes) })?
         };
         Ok(Memory { stream: stream.clone(), address, bytes, has_pools })
     }
@@ -41,6 +41,24 @@ impl Memory {
     pub fn bytes(&self) -> usize {
         self.bytes
     }
+}
+
+/// An allocation's outcome; where memory is what is missing, with what to do about it.
+fn taken_or_why<T>(
+    call: &str,
+    bytes: usize,
+    taken: std::result::Result<T, DriverError>,
+) -> Result<T> {
+    let is_full = matches!(taken, Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)));
+    checked(call, taken).map_err(|fault| match is_full {
+        true => Fault(format!(
+            "{fault}. gflow needs {bytes} bytes more on the GPU. torch keeps what its tensors have \
+             freed: call torch.cuda.empty_cache() before the first step, let \
+             PYTORCH_CUDA_ALLOC_CONF limit what it keeps, or use smaller batches. GFLOW_COMPRESS=off \
+             does without this memory"
+        )),
+        false => fault,
+    })
 }
 
 impl Drop for Memory {

@@ -22,6 +22,8 @@ impl Part {
     /// Makes it so large at least, and returns its address. What was in it is gone if it grows.
     pub fn fit(&mut self, lane: &Lane, bytes: usize) -> Result<u64> {
         if self.0.as_ref().is_none_or(|memory| memory.bytes() < bytes) {
+            // First: so both are never there at a time. It is given back in the order of the stream.
+            self.0 = None;
             self.0 = Some(lane.memory(bytes)?);
         }
         Ok(self.0.as_ref().map_or(0, Memory::address))

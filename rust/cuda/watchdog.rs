@@ -4,7 +4,7 @@
 //! than its deadline, is reported once; then the communicators are aborted, so that no kernel waits for
 //! a rank that will not come. It sleeps, and is the only thread that aborts, because that may take long.
 
-use super::communicator::Communicator;
+use super::communicator::{CALL_LIMIT, Communicator};
 use super::event::Event;
 use super::fault::{Fault, Result};
 use std::collections::VecDeque;
@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 /// How often it looks while something is under way.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How long the abort of one communicator may take: it waits for calls first, and NCCL for its threads.
+const ABORT_LIMIT: Duration = CALL_LIMIT.saturating_mul(2);
 
 /// What went wrong with something that was put on a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,6 +48,8 @@ struct State<T> {
     next: u64,
     is_running: bool,
     is_to_end: bool,
+    /// The thread looks after nothing any more, and aborts.
+    is_over: bool,
 }
 
 struct UnderWay<T> {
@@ -64,6 +68,7 @@ impl<T> Default for Watchdog<T> {
             next: 0,
             is_running: false,
             is_to_end: false,
+            is_over: false,
         };
         Watchdog { state: Mutex::new(state), changed: Condvar::new() }
     }
@@ -106,6 +111,9 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
         work: impl FnOnce() -> Result<Event>,
     ) -> Result<()> {
         let mut state = self.lock();
+        if state.is_over {
+            return Err(Fault("the group has ended on its devices".to_string()));
+        }
         let number = state.next;
         state.next += 1;
         state.under_way.push_back(UnderWay { number, what, deadline, end: None });
@@ -140,7 +148,8 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
         }
         self.changed.notify_all();
         // A little longer: it needs time to abort what is late by then.
-        let limit = limit + 10 * LOOK_EVERY;
+        let aborts = ABORT_LIMIT * u32::try_from(state.communicators.len()).unwrap_or(1);
+        let limit = limit + 10 * LOOK_EVERY + aborts;
         let (state, _) = self
             .changed
             .wait_timeout_while(state, limit, |state| state.is_running)
@@ -190,14 +199,18 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
             state = awake;
         }
         state.is_to_end = true;
-        let communicators = std::mem::take(&mut state.communicators);
+        state.is_over = true;
         let under_way = std::mem::take(&mut state.under_way);
         drop(state);
         drop(under_way);
-        for communicator in communicators {
+        let mut state = self.lock();
+        // Also those that are handed over meanwhile: an abort takes time.
+        while let Some(communicator) = state.communicators.pop() {
+            drop(state);
             communicator.abort();
+            state = self.lock();
         }
-        self.lock().is_running = false;
+        state.is_running = false;
         self.changed.notify_all();
     }
 

@@ -66,7 +66,6 @@ struct Shared {
     traffic: Traffic,
     gradient_counters: Arc<GradientCounters>,
     devices: Arc<Devices>,
-    has_failed: AtomicBool,
     /// Buckets that are gone, until the worker has let go of what is kept of them.
     gone: Mutex<Vec<u32>>,
     /// What the user is to be told once, until somebody has told it.
@@ -132,7 +131,6 @@ impl Engine {
             traffic: Traffic::default(),
             gradient_counters,
             devices,
-            has_failed: AtomicBool::new(false),
             gone: Mutex::default(),
             announcement: Mutex::default(),
             hands: Arc::default(),
@@ -238,7 +236,10 @@ impl Engine {
         action: impl FnOnce(&mut Gradients) -> T,
     ) -> Result<T> {
         self.fence(limit)?;
-        Ok(action(&mut self.shared.front().gradients))
+        let outcome = action(&mut self.shared.front().gradients);
+        // A group that has failed meanwhile has aborted its exchanges: what was read is no result.
+        self.check_usable()?;
+        Ok(outcome)
     }
 
     /// These buckets are gone: nothing needs to be kept of them.
@@ -403,8 +404,7 @@ impl Shared {
 
     /// Takes no more operations and settles all that are pending with `error`.
     fn fail(self: &Arc<Self>, error: &Error) {
-        self.queue.close(error.clone());
-        self.has_failed.store(true, Ordering::Release);
+        self.queue.fail(error.clone());
         for job in self.queue.drain() {
             self.settle(&job.operation, Some(error));
             self.activity().finished = job.seq;
@@ -418,7 +418,7 @@ impl Shared {
 
     /// Whether everything fails since.
     fn has_failed(&self) -> bool {
-        self.has_failed.load(Ordering::Acquire)
+        self.queue.failure().is_some()
     }
 
     fn begin(&self, operation: &Arc<dyn Operation>) {
@@ -787,6 +787,21 @@ mod tests {
     }
 
     #[test]
+    fn a_group_that_was_aborted_at_rest_tells_its_peers_why_and_one_that_ended_that_it_left() {
+        let lost = |end: fn(&Engine)| {
+            let engines = engines(2);
+            end(&engines[1]);
+            let (operation, settled) = probe(|| Ok(()));
+            engines[0].submit(gather(4), operation).unwrap();
+            outcome(&settled).unwrap_err()
+        };
+        let text = lost(|engine| engine.abort("its GPU fell off"));
+        assert!(text.contains("gave up") && text.contains("its GPU fell off"), "{text}");
+        let text = lost(|engine| engine.close());
+        assert!(text.contains("left the group") && !text.contains("gave up"), "{text}");
+    }
+
+    #[test]
     fn dropping_an_engine_is_bounded_when_its_peer_never_comes() {
         let mut engines = engines(2);
         let engine = engines.remove(0);
@@ -896,6 +911,15 @@ mod tests {
         engines[0].submit(gather(4), operation).unwrap();
         let error = engines[0].fence(Duration::from_millis(20)).unwrap_err();
         assert!(error.to_string().contains("#2 to #2"), "{error}");
+    }
+
+    #[test]
+    fn what_was_read_of_gradients_while_the_group_failed_is_an_error() {
+        let engine = engines(1).remove(0);
+        let limit = Duration::from_secs(10);
+        assert_eq!(engine.with_gradients(limit, |_| 7).unwrap(), 7);
+        let read = engine.with_gradients(limit, |_| engine.abort("its GPU fell off"));
+        assert!(read.unwrap_err().to_string().contains("its GPU fell off"));
     }
 
     #[test]

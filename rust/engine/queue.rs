@@ -45,6 +45,9 @@ struct State {
     /// Somebody has taken a task and is not done with it.
     busy: bool,
     closed: Option<Error>,
+    /// Whether it is closed because the group has failed, and not in order. Set together with the
+    /// reason: the worker may look as soon as the queue is closed.
+    has_failed: bool,
 }
 
 impl Queue {
@@ -135,6 +138,21 @@ impl Queue {
     pub fn close(&self, reason: Error) {
         self.lock().closed.get_or_insert(reason);
         self.changed.notify_all();
+    }
+
+    /// The same because the group has failed.
+    pub fn fail(&self, reason: Error) {
+        let mut state = self.lock();
+        state.closed.get_or_insert(reason);
+        state.has_failed = true;
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Why nothing is taken any more, if that is because the group has failed.
+    pub fn failure(&self) -> Option<Error> {
+        let state = self.lock();
+        state.closed.clone().filter(|_| state.has_failed)
     }
 
     /// Takes out every job that has not been popped.

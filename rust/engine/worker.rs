@@ -37,8 +37,15 @@ pub fn serve(shared: &Arc<Shared>) {
             Task::Flush => flush(shared),
         }
     }
-    let reason = "it left the group (destroyed, or its program ended)".to_string();
-    shared.front().fabric.say_goodbye(Goodbye { gave_up: false, reason });
+    // The group may have failed while nothing ran here: then nobody else has told the peers.
+    let goodbye = match shared.queue.failure() {
+        Some(error) => Goodbye { gave_up: true, reason: format!("it gave up: {error}") },
+        None => {
+            let reason = "it left the group (destroyed, or its program ended)".to_string();
+            Goodbye { gave_up: false, reason }
+        }
+    };
+    shared.front().fabric.say_goodbye(goodbye);
 }
 
 /// Carries out a job that was taken from the queue.

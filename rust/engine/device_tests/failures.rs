@@ -230,6 +230,24 @@ fn memory_that_is_not_there_is_an_error() {
 
 #[test]
 #[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn an_exchange_goes_on_while_another_thread_captures_a_graph() {
+    let standin = Standin::ready();
+    let (case, members, gpus) = group();
+    let pending = begin(&case, &members, &gpus, BOUND);
+    // Another stream than that of the call.
+    let other = gpu::more_gpus(&members);
+    standin.capture(other[0].stream.raw(), true);
+    let settled: Vec<_> = pending.into_iter().map(|one| one.unwrap().settled()).collect();
+    // The watchdog asks for its end meanwhile.
+    std::thread::sleep(Duration::from_millis(200));
+    standin.capture(other[0].stream.raw(), false);
+    settled.into_iter().for_each(|one| drop(one.content()));
+    assert!(members.iter().all(|member| member.engine.check_usable().is_ok()));
+    standin.assert_clean();
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
 fn a_stream_that_is_captured_into_a_graph_is_refused_and_the_group_goes_on() {
     let standin = Standin::ready();
     let (case, members, gpus) = group();

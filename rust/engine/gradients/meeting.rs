@@ -112,7 +112,10 @@ fn take_seats(
         })
         .map_err(|error| here(Fault(format!("could not start a thread: {error}"))))?;
     let limit = deadline.saturating_duration_since(Instant::now());
-    fabric.watch_until(&done, limit)?;
+    fabric.watch_until(&done, limit).inspect_err(|_| {
+        // The thread may have sent them already; if not, it finds nobody to take them.
+        outcome.try_iter().flatten().for_each(|met| met.abort());
+    })?;
     let Ok(met) = outcome.try_recv() else {
         let waited = limit.as_secs_f64();
         return Err(here(Fault(format!(

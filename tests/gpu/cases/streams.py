@@ -2,7 +2,7 @@
 
 import threading
 import time
-from ctypes import byref, c_float, c_int
+from ctypes import byref, c_float, c_int, c_size_t, c_uint64
 
 from tests.gpu.calls import (
     Event,
@@ -219,13 +219,32 @@ def a_captured_stream_says_so_and_takes_no_work() -> None:
         status = c_int(-1)
         call("cuStreamIsCapturing", stream.handle, byref(status))
         assert status.value == 0
+        memory = Memory(8)
         cuda.standin_capture_stream(stream.handle, 1)
         call("cuStreamIsCapturing", stream.handle, byref(status))
         assert status.value == 1
-        memory = Memory(8)
         code = code_of("cuMemsetD8Async", memory.address, 0, 8, stream.handle)
         assert code == CAPTURE_UNSUPPORTED
         assert code_of("cuEventRecord", Event().handle, stream.handle) == CAPTURE_UNSUPPORTED
+        cuda.standin_capture_stream(stream.handle, 0)
+
+
+def while_a_stream_is_captured_only_threads_that_say_so_ask_events_and_take_memory() -> None:
+    use_device(0)
+    captured, event, address = Stream(), Event(), c_uint64()
+
+    def outcomes() -> list[int]:
+        taken = code_of("cuMemAlloc_v2", byref(address), c_size_t(8))
+        return [code_of("cuEventQuery", event.handle), taken]
+
+    cuda.standin_capture_stream(captured.handle, 1)
+    for mode, before, expected in ((1, 0, 0), (2, 1, 0), (0, 2, CAPTURE_UNSUPPORTED)):
+        exchanged = c_int(mode)
+        call("cuThreadExchangeStreamCaptureMode", byref(exchanged))
+        assert exchanged.value == before
+        assert outcomes() == [expected] * 2
+    cuda.standin_capture_stream(captured.handle, 0)
+    assert outcomes() == [0, 0]
 
 
 def a_failure_can_be_ordered_once() -> None:

@@ -35,7 +35,8 @@ void standin_delay_streams(int microseconds);
 // A frozen stream does nothing more, as if what it is at would never end.
 void standin_freeze_stream(struct CUstream_st* stream, int frozen);
 
-// Whether this stream says that it is being captured into a graph.
+// Whether this stream says that it is being captured into a graph, in global mode: then threads
+// that are in that mode too may ask no event and take no memory.
 void standin_capture_stream(struct CUstream_st* stream, int capturing);
 
 // What is in device memory, for functions that run on a stream, and only there.

@@ -81,6 +81,9 @@ CUresult wait_for_default_stream(CUresult queued) {
 
 CUDA_ENTRY cuMemAlloc(CUdeviceptr* address, size_t bytes) {
   ENTER(Context);
+  if (standin::spoils_a_capture()) {
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
   if (bytes == 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }

@@ -101,6 +101,12 @@ CUDA_ENTRY cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
   return CUDA_SUCCESS;
 }
 
+CUDA_ENTRY cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  ENTER(Driver);
+  *mode = standin::exchange_capture_mode(*mode);
+  return CUDA_SUCCESS;
+}
+
 CUDA_ENTRY cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned int) {
   ENTER(Context);
   auto stream = stream_behind(handle);
@@ -165,6 +171,9 @@ CUDA_ENTRY cuEventRecord(CUevent handle, CUstream stream_handle) {
 
 CUDA_ENTRY cuEventQuery(CUevent handle) {
   ENTER(Driver);
+  if (standin::spoils_a_capture()) {
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
   auto event = event_behind(handle);
   if (!event) {
     return CUDA_ERROR_INVALID_HANDLE;

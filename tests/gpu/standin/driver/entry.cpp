@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <string>
+#include <utility>
 
 #include "failures.h"
 #include "stream_handles.h"
@@ -15,6 +16,8 @@ namespace {
 // The process that has called cuInit; a child of it must not go on with CUDA.
 std::atomic<pid_t> initialised_in{0};
 std::atomic<uint64_t> waits{0};
+std::atomic<int> captures{0};
+thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
 }  // namespace
 
@@ -64,6 +67,14 @@ Handles<Stream>& stream_handles() {
   static auto* handles = new Handles<Stream>;
   return *handles;
 }
+
+CUstreamCaptureMode exchange_capture_mode(CUstreamCaptureMode mode) {
+  return std::exchange(capture_mode, mode);
+}
+
+void count_captures(int more) { captures += more; }
+
+bool spoils_a_capture() { return captures > 0 && capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL; }
 
 void count_host_wait() { ++waits; }
 uint64_t host_waits() { return waits; }

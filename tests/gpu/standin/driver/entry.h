@@ -31,6 +31,14 @@ CUresult begin_driver();
 // is no such stream.
 std::shared_ptr<Stream> stream_behind(CUstream handle);
 
+// How the calling thread gets on with streams that are captured, which is CUDA's default at first;
+// returns what it was.
+CUstreamCaptureMode exchange_capture_mode(CUstreamCaptureMode mode);
+// Counts the streams of this process that are captured, all of them in global mode.
+void count_captures(int more);
+// Whether what cannot be captured would spoil a capture now, if the calling thread did it.
+bool spoils_a_capture();
+
 // The number of times that a thread of the host waited for a device.
 void count_host_wait();
 uint64_t host_waits();

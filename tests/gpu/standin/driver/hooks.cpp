@@ -34,7 +34,8 @@ EXPORTED void standin_freeze_stream(CUstream_st* handle, int frozen) {
 
 EXPORTED void standin_capture_stream(CUstream_st* handle, int capturing) {
   if (auto stream = standin::stream_behind(handle)) {
-    stream->is_capturing = capturing != 0;
+    const bool was_capturing = stream->is_capturing.exchange(capturing != 0);
+    standin::count_captures((capturing != 0) - was_capturing);
   }
 }
 
