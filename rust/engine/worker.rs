@@ -330,15 +330,18 @@ fn why(shared: &Shared, fabric: &mut Fabric, failed: Failed) -> Error {
 }
 
 /// A failure with who is to blame: NCCL only knows that a connection broke; who it was shows on our own
-/// connections, if it does.
+/// connections, if it does. What happened here is told as well: the other rank may have given up
+/// because of that, and only been faster to say so.
 pub fn blame(fabric: &mut Fabric, failure: Failure) -> Failure {
-    if let Failure::Device { .. } = failure
-        && let Ok(never) = Interrupt::new()
-        && let Err(lost) = fabric.watch_until(&never, LOSS_LIMIT)
-    {
-        return lost;
+    let Failure::Device { reason: here, .. } = &failure else { return failure };
+    let lost = Interrupt::new().map(|never| fabric.watch_until(&never, LOSS_LIMIT));
+    match lost {
+        Ok(Err(Failure::Lost { rank, reason })) => {
+            Failure::Lost { rank, reason: format!("{reason}. Here it was noticed as: {here}") }
+        }
+        Ok(Err(other)) => other,
+        _ => failure,
     }
-    failure
 }
 
 fn complete_all(shared: &Shared, members: Vec<Member>, over: &mut Vec<Over>) {
