@@ -96,3 +96,14 @@ def test_a_failure_in_rust_is_a_python_exception_with_its_message(what: str) -> 
 def test_an_address_that_cannot_be_listened_on_is_an_exception() -> None:
     with pytest.raises(RuntimeError, match=r"cannot listen on 192\.0\.2\.1"):
         native.load().Door("192.0.2.1")
+
+
+def test_gflow_is_found_beside_another_backend_for_cpu_tensors() -> None:
+    done = run_python(
+        "import os, torch.distributed as dist, gflow;"
+        "os.environ.update(GLOO_SOCKET_IFNAME='lo');"
+        "store = dist.HashStore();"
+        "dist.init_process_group('cpu:gloo,cuda:gflow', store=store, rank=0, world_size=1);"
+        "print(gflow.metrics().hosts)"
+    )
+    assert done.stdout.split() == ["1"], done.stderr

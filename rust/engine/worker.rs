@@ -402,3 +402,33 @@ fn perform_inside(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::fabric::tests::fabrics;
+
+    fn device_failure() -> Failure {
+        Failure::Device { rank: 0, reason: "GPU 0: ncclAllReduce failed".into() }
+    }
+
+    #[test]
+    fn who_gave_up_is_told_together_with_what_happened_here() {
+        let mut ranks = fabrics(2);
+        let (mut other, _of_other) = ranks.pop().unwrap();
+        let (mut own, _of_own) = ranks.pop().unwrap();
+        assert_eq!(blame(&mut own, device_failure()), device_failure());
+        other.say_goodbye(Goodbye { gave_up: true, reason: "it gave up".into() });
+        let Failure::Lost { rank: 1, reason } = blame(&mut own, device_failure()) else {
+            panic!("rank 1 has given up")
+        };
+        assert!(reason.contains("it gave up") && reason.contains("ncclAllReduce"), "{reason}");
+    }
+
+    #[test]
+    fn what_is_no_failure_of_a_device_is_left_as_it_is() {
+        let mut ranks = fabrics(2);
+        let (mut own, _of_own) = ranks.remove(0);
+        assert_eq!(blame(&mut own, Failure::Interrupted), Failure::Interrupted);
+    }
+}
