@@ -14,14 +14,16 @@ bool ask_whether_capturing(const Stream& stream) {
 
 c10::Stream DeviceLanes::open(c10::Device device) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (const auto found = streams_.find(device); found != streams_.end()) return found->second;
-  // Torch keeps the streams of its pool for as long as the process lives. This one is of high
-  // priority: what other hosts wait for goes before what only this one needs.
-  const auto stream = c10::impl::VirtualGuardImpl(device.type())
-                          .getStreamFromGlobalPool(device, /*isHighPriority=*/true);
-  group_.open_device(device.index(), raw_handle(stream));
-  streams_.emplace(device, stream);
-  return stream;
+  auto found = streams_.find(device);
+  if (found == streams_.end()) {
+    // Torch keeps the streams of its pool for as long as the process lives. This one is of high
+    // priority: what other hosts wait for goes before what only this one needs.
+    const auto stream = c10::impl::VirtualGuardImpl(device.type())
+                            .getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+    found = streams_.emplace(device, stream).first;
+  }
+  group_.open_device(device.index(), raw_handle(found->second));
+  return found->second;
 }
 
 c10::Stream current_stream(c10::Device device) {

@@ -18,8 +18,9 @@ class DeviceLanes {
  public:
   explicit DeviceLanes(const Group& group) : group_(group) {}
 
-  // The engine's stream on `device`. The first call makes the device ready, or throws what is
-  // missing; all ranks must open their devices in the same order.
+  // The engine's stream on `device`, which is made ready at the first call; if it cannot be, the
+  // collective that comes next tells all ranks why. All ranks must open their devices in the same
+  // order.
   c10::Stream open(c10::Device device);
 
  private:

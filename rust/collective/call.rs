@@ -3,6 +3,7 @@
 //! The codes are torch's own (`c10d::OpType`, `c10::ScalarType`, `c10d::ReduceOp::RedOpType`), so
 //! the shim passes them through unchanged. A code that is not known here is refused, never guessed.
 
+use crate::error::Error;
 use std::fmt;
 use std::time::Duration;
 
@@ -144,6 +145,15 @@ pub struct Call {
     /// Why this rank cannot take part, after its name: "has wrong arguments: …"; empty if it can.
     pub complaint: String,
     pub timeout: Duration,
+}
+
+impl Call {
+    /// This rank cannot take part: the others are told why, unless they hear of something else already.
+    pub fn complain_of(&mut self, error: &Error) {
+        if self.complaint.is_empty() {
+            self.complaint = format!("cannot take part: {error}");
+        }
+    }
 }
 
 /// The Python name of a torch `ScalarType` code.

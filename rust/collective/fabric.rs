@@ -35,6 +35,8 @@ const MOST_INLINE_OUT: usize = 256 * 1024;
 
 /// How long a rank that gave up may take to tell the others of its host why.
 const TELLING_TIME: Duration = Duration::from_millis(500);
+/// How often something is asked that cannot say by itself that it is done.
+const ASK_EVERY: Duration = Duration::from_millis(1);
 
 impl Fabric {
     pub fn new(
@@ -144,6 +146,23 @@ impl Fabric {
 
     pub fn watch_until(&mut self, done: &Interrupt, limit: Duration) -> Result<(), Failure> {
         self.mesh.watch_until(done, limit)
+    }
+
+    /// Asks again and again whether something is done that cannot say so itself, with an eye on the peers.
+    /// Returns whether it was before the deadline.
+    pub fn ask_until(
+        &mut self,
+        deadline: Instant,
+        mut is_done: impl FnMut() -> Result<bool, Failure>,
+    ) -> Result<bool, Failure> {
+        while !is_done()? {
+            self.check()?;
+            if deadline <= Instant::now() {
+                return Ok(false);
+            }
+            std::thread::sleep(ASK_EVERY);
+        }
+        Ok(true)
     }
 
     /// Tells every peer that and why this rank leaves, without waiting for anyone.

@@ -1,17 +1,23 @@
-//! A communicator: this rank's end of NCCL with some ranks. The worker puts things on streams with it,
-//! and the watchdog may abort it at any time, also while the worker is inside NCCL with it. After that
-//! nothing is begun with it any more.
+//! A communicator: this rank's end of NCCL with some ranks. It is a non-blocking one: no call waits for
+//! other ranks, and what a call has begun is asked for until it is done, or the communicator is over.
+//!
+//! One thread at a time is inside NCCL with it. The watchdog may end it at any time; after that nothing
+//! is begun with it any more, and who waits for something that was begun returns.
 
 use super::context::Context;
 use super::fault::{Fault, Result};
-use super::nccl::{Handle, Nccl, On};
+use super::nccl::{Handle, Nccl, On, UniqueId};
 use super::stream::Stream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How long an abort lets a call return that is under way. Such a call only puts something on a stream;
-/// if it takes longer it hangs, and then the abort is what ends it.
+/// How long an end lets a call return that is under way. None should take long; one that does hangs, and
+/// then an abort is what ends it.
 pub const CALL_LIMIT: Duration = Duration::from_millis(500);
+/// How often those who wait for NCCL look before they sleep, and how long they sleep then: what it does for
+/// a call is mostly a matter of microseconds, but at the first one it makes connections.
+const EAGER_LOOKS: usize = 100;
+const PAUSE: Duration = Duration::from_micros(100);
 
 pub struct Communicator {
     nccl: &'static Nccl,
@@ -23,50 +29,76 @@ pub struct Communicator {
 
 #[derive(Default)]
 struct State {
-    is_aborted: bool,
-    /// Calls that are inside NCCL.
-    running: usize,
+    /// Nothing is begun with it any more.
+    is_over: bool,
+    /// Whether a call is inside NCCL.
+    is_busy: bool,
 }
 
-// SAFETY: NCCL lets other threads abort a communicator and ask for its errors; all else is called by
-// one thread at a time, whoever has locked the front of the group.
+// SAFETY: NCCL lets any thread use a communicator, one at a time, which `call` sees to, and lets any abort
+// it.
 unsafe impl Send for Communicator {}
 // SAFETY: as above.
 unsafe impl Sync for Communicator {}
 
 impl Communicator {
-    /// Takes a communicator over.
-    ///
-    /// # Safety
-    /// The handle is valid, of a device of this context, and nobody else uses it.
-    pub unsafe fn new(nccl: &'static Nccl, context: &Arc<Context>, handle: Handle) -> Communicator {
+    /// Begins to meet the other ranks, on the device of the context. It can be used once it is ready.
+    pub fn begin(
+        nccl: &'static Nccl,
+        context: &Arc<Context>,
+        ranks: usize,
+        id: UniqueId,
+        rank: usize,
+    ) -> Result<Communicator> {
+        let _entered = context.enter()?;
+        let handle = nccl.init_rank(ranks, id, rank)?;
         let (state, changed) = Default::default();
-        Communicator { nccl, context: context.clone(), handle, state, changed }
+        Ok(Communicator { nccl, context: context.clone(), handle, state, changed })
     }
 
-    /// Puts something of NCCL's on a stream of its device.
+    /// Whether NCCL is done with what was begun last; what went wrong is an error.
+    pub fn is_ready(&self) -> Result<bool> {
+        // SAFETY: it is valid until it is over, and this is the only call.
+        self.call(|handle| unsafe { self.nccl.is_ready(handle) })
+    }
+
+    /// Puts something of NCCL's on a stream of its device, and returns when it is there.
     pub fn put(&self, stream: &Stream, work: impl FnOnce(&Nccl, On) -> Result<()>) -> Result<()> {
-        self.call(|handle| work(self.nccl, On { handle, stream: stream.handle().cast() }))
+        self.call(|handle| work(self.nccl, On { handle, stream: stream.handle().cast() }))?;
+        self.until_ready(None)
     }
 
-    /// What has gone wrong since, where nobody waited for it.
+    /// What has gone wrong since, where nobody waited for it. It does not wait for a call that is under
+    /// way: who made that will be told.
     pub fn check(&self) -> Result<()> {
-        // SAFETY: it is not aborted while this runs.
-        self.call(|handle| unsafe { self.nccl.async_error(handle) })
+        let state = self.lock();
+        match state.is_busy {
+            true => Ok(()),
+            // SAFETY: as above.
+            false => self.inside(state, |handle| unsafe { self.nccl.is_ready(handle) }).map(drop),
+        }
+    }
+
+    /// Leaves the other ranks in order, once all that was put on streams is over there: NCCL may still be
+    /// sending what they wait for. Whatever is not done within the limit is aborted. Done again, or after
+    /// an abort, it does nothing.
+    pub fn leave(&self, limit: Duration) {
+        let until = Instant::now() + limit;
+        // SAFETY: it is valid until it is over, this is the only call, and the watchdog, which calls this,
+        // lets nobody put anything on a stream before.
+        let begun = self.call(|handle| unsafe { self.nccl.finalize(handle) });
+        let left = begun.and_then(|()| self.until_ready(Some(until)));
+        if left.is_err() {
+            return self.abort();
+        }
+        // SAFETY: it was left in order, and is over. Where it fails, there is nothing left to do.
+        self.end(|handle| unsafe { self.nccl.destroy(handle) });
     }
 
     /// Ends it, and with it what it is at on the device. Done again it does nothing.
     pub fn abort(&self) {
-        let mut state = self.lock();
-        if std::mem::replace(&mut state.is_aborted, true) {
-            return;
-        }
-        let waited = self.changed.wait_timeout_while(state, CALL_LIMIT, |state| state.running > 0);
-        drop(waited);
-        let _entered = self.context.enter();
-        // SAFETY: no call begins any more; one that hangs in NCCL is what an abort is for. Where it
-        // fails, there is nothing left to do.
-        let _ = unsafe { self.nccl.abort(self.handle) };
+        // SAFETY: no call begins any more; one that hangs in NCCL is what an abort is for.
+        self.end(|handle| unsafe { self.nccl.abort(handle) });
     }
 
     /// NCCL's own name for it, for tests that make it fail.
@@ -75,18 +107,58 @@ impl Communicator {
         self.handle
     }
 
-    fn call(&self, work: impl FnOnce(Handle) -> Result<()>) -> Result<()> {
+    /// Waits until NCCL is done with what was begun last.
+    fn until_ready(&self, until: Option<Instant>) -> Result<()> {
+        for looks in 0.. {
+            if self.is_ready()? {
+                break;
+            }
+            if until.is_some_and(|until| until <= Instant::now()) {
+                return Err(Fault("NCCL was not done in time".to_string()));
+            }
+            match looks < EAGER_LOOKS {
+                true => std::thread::yield_now(),
+                false => std::thread::sleep(PAUSE),
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets nobody begin anything any more, and gives it back to NCCL.
+    fn end(&self, how: impl FnOnce(Handle) -> Result<()>) {
+        let mut state = self.lock();
+        if std::mem::replace(&mut state.is_over, true) {
+            return;
+        }
+        self.changed.notify_all();
+        drop(self.changed.wait_timeout_while(state, CALL_LIMIT, |state| state.is_busy));
+        let _entered = self.context.enter();
+        // Where it fails, there is nothing left to do about it.
+        let _ = how(self.handle);
+    }
+
+    /// Goes into NCCL, one after the other.
+    fn call<T>(&self, work: impl FnOnce(Handle) -> Result<T>) -> Result<T> {
+        let is_waiting = |state: &mut State| state.is_busy && !state.is_over;
+        let state = self.changed.wait_while(self.lock(), is_waiting);
+        self.inside(state.unwrap_or_else(PoisonError::into_inner), work)
+    }
+
+    /// Goes into NCCL, where nobody is now.
+    fn inside<T>(
+        &self,
+        mut state: MutexGuard<State>,
+        work: impl FnOnce(Handle) -> Result<T>,
+    ) -> Result<T> {
+        if state.is_over {
+            return Err(Fault("its communicator has ended".to_string()));
+        }
+        state.is_busy = true;
+        drop(state);
         // NCCL goes to its device and back to the thread's. A thread that is nowhere would end up on the
         // first device, and take memory there for nothing.
-        let _entered = self.context.enter()?;
-        let mut state = self.lock();
-        if state.is_aborted {
-            return Err(Fault("its communicator was aborted".to_string()));
-        }
-        state.running += 1;
-        drop(state);
-        let outcome = work(self.handle);
-        self.lock().running -= 1;
+        let outcome = self.context.enter().and_then(|_entered| work(self.handle));
+        self.lock().is_busy = false;
         self.changed.notify_all();
         outcome
     }

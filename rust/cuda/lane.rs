@@ -39,18 +39,15 @@ impl Lane {
         Ok(Lane { number, device, stream, kernels, nccl, has_pools: description.has_pools })
     }
 
-    /// Marks what the caller has put on its own stream, for this lane to wait for. `stream` is the raw
-    /// handle of a stream of the lane's device.
+    /// Whether what the caller puts on its own stream is recorded into a graph rather than done. `stream`
+    /// is the raw handle of a stream of the lane's device: so below.
+    pub fn is_captured(&self, stream: u64) -> Result<bool> {
+        Stream::borrowed(&self.stream.context, stream).is_capturing()
+    }
+
+    /// Marks what the caller has put on its own stream, for this lane to wait for.
     pub fn mark(&self, stream: u64) -> Result<Event> {
-        let caller = Stream::borrowed(&self.stream.context, stream);
-        if caller.is_capturing()? {
-            return Err(Fault(
-                "this stream is being captured into a CUDA graph, and an exchange of gradients \
-                 cannot be part of one: the ranks agree on each anew. Call it outside of the capture"
-                    .to_string(),
-            ));
-        }
-        caller.record()
+        Stream::borrowed(&self.stream.context, stream).record()
     }
 
     /// What is put on the lane from now on happens after the mark.

@@ -6,7 +6,7 @@ use super::libraries::{Found, find_nccl};
 use crate::arithmetic::element::Element;
 use crate::compress::Wire;
 use libloading::os::unix::{Library, Symbol};
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::{Mutex, PoisonError};
 
 /// Aborting a communicator from another thread, which the watchdog does, is sound since this one.
@@ -14,6 +14,8 @@ const LEAST_VERSION: i32 = 21800;
 const SUCCESS: c_int = 0;
 /// Something that was begun goes on; it is no failure.
 const IN_PROGRESS: c_int = 7;
+/// Makes NCCL wait inside of its calls, whatever the caller asks for.
+const BLOCKING_VARIABLE: &str = "NCCL_COMM_BLOCKING";
 const SUM: c_int = 0;
 pub const ID_BYTES: usize = 128;
 
@@ -77,6 +79,22 @@ pub struct On {
     pub stream: Stream,
 }
 
+/// What a new communicator should be like: the part of NCCL's own that is as old as version 2.14, and that
+/// all since accept. What it does not say is as NCCL would have it.
+#[repr(C)]
+struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+}
+
+impl Config {
+    /// No call waits for other ranks; what was begun is asked for.
+    const NON_BLOCKING: Config =
+        Config { size: size_of::<Config>(), magic: 0xcafe_beef, version: 21400, blocking: 0 };
+}
+
 macro_rules! functions {
     ($($field:ident = $name:literal ($($argument:ty),*) -> $result:ty;)*) => {
         struct Functions {
@@ -97,7 +115,9 @@ macro_rules! functions {
 functions! {
     version = "ncclGetVersion" (*mut c_int) -> c_int;
     unique_id = "ncclGetUniqueId" (*mut UniqueId) -> c_int;
-    init_rank = "ncclCommInitRank" (*mut Handle, c_int, UniqueId, c_int) -> c_int;
+    init_rank = "ncclCommInitRankConfig" (*mut Handle, c_int, UniqueId, c_int, *const Config) -> c_int;
+    finalize = "ncclCommFinalize" (Handle) -> c_int;
+    destroy = "ncclCommDestroy" (Handle) -> c_int;
     abort = "ncclCommAbort" (Handle) -> c_int;
     async_error = "ncclCommGetAsyncError" (Handle, *mut c_int) -> c_int;
     group_start = "ncclGroupStart" () -> c_int;
@@ -159,15 +179,47 @@ impl Nccl {
         Ok(id)
     }
 
-    /// Meets the other ranks of a new communicator, for as long as that takes. The device is that of
-    /// the context that this thread is in.
+    /// Begins to meet the other ranks of a new communicator. The device is that of the context that this
+    /// thread is in.
     pub fn init_rank(&self, ranks: usize, id: UniqueId, rank: usize) -> Result<Handle> {
+        if std::env::var(BLOCKING_VARIABLE).is_ok_and(|value| value.trim() == "1") {
+            return Err(Fault(format!(
+                "{BLOCKING_VARIABLE}=1 makes NCCL wait in every call for as long as it likes, and a rank \
+                 that is lost could not be noticed. Take it out of the environment"
+            )));
+        }
         let mut handle = std::ptr::null_mut();
         let (ranks, rank) = (number(ranks)?, number(rank)?);
-        // SAFETY: it fills in a handle.
-        let status = unsafe { (self.functions.init_rank)(&mut handle, ranks, id, rank) };
-        self.check("ncclCommInitRank", status, None)?;
+        let config = Config::NON_BLOCKING;
+        // SAFETY: it fills in a handle; the configuration is copied.
+        let status = unsafe { (self.functions.init_rank)(&mut handle, ranks, id, rank, &config) };
+        self.check("ncclCommInitRankConfig", status, None).inspect_err(|_| {
+            if !handle.is_null() {
+                // SAFETY: NCCL has made it, and nobody has it.
+                let _ = unsafe { self.abort(handle) };
+            }
+        })?;
         Ok(handle)
+    }
+
+    /// Begins to leave a communicator in order: what it is at is finished first.
+    ///
+    /// # Safety
+    /// The handle is valid, nothing is put on streams with it any more, and nobody else uses it now.
+    pub unsafe fn finalize(&self, handle: Handle) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let status = unsafe { (self.functions.finalize)(handle) };
+        self.check("ncclCommFinalize", status, Some(handle))
+    }
+
+    /// Gives a communicator back that was left in order.
+    ///
+    /// # Safety
+    /// The handle is valid, and nobody uses it any more.
+    pub unsafe fn destroy(&self, handle: Handle) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let status = unsafe { (self.functions.destroy)(handle) };
+        self.check("ncclCommDestroy", status, None)
     }
 
     /// Ends a communicator, and with it whatever it is at, without the other ranks.
@@ -180,19 +232,18 @@ impl Nccl {
         self.check("ncclCommAbort", status, None)
     }
 
-    /// What has gone wrong since, where nobody waited for it.
+    /// Whether what was begun has been done, as far as the host has to do with it; what has gone wrong
+    /// since, where nobody waited for it, is an error.
     ///
     /// # Safety
-    /// The handle is valid.
-    pub unsafe fn async_error(&self, handle: Handle) -> Result<()> {
+    /// The handle is valid, and nobody else uses it now: NCCL clears up behind what was begun.
+    pub unsafe fn is_ready(&self, handle: Handle) -> Result<bool> {
         let mut status = SUCCESS;
         // SAFETY: it fills in a number.
         let outcome = unsafe { (self.functions.async_error)(handle, &mut status) };
         self.check("ncclCommGetAsyncError", outcome, None)?;
-        if status == IN_PROGRESS {
-            return Ok(());
-        }
-        self.check("what NCCL was at", status, Some(handle))
+        self.check("what NCCL was at", status, Some(handle))?;
+        Ok(status != IN_PROGRESS)
     }
 
     /// Makes one of what is put on streams in `work`: NCCL may then do it at once.
@@ -267,7 +318,7 @@ impl Nccl {
     }
 
     fn check(&self, call: &str, status: c_int, of: Option<Handle>) -> Result<()> {
-        if status == SUCCESS {
+        if status == SUCCESS || status == IN_PROGRESS {
             return Ok(());
         }
         let text = |text: *const c_char| match text.is_null() {

@@ -2,7 +2,9 @@
 //!
 //! It ends with its group. Whatever goes wrong on a device, in NCCL or at another rank, or takes longer
 //! than its deadline, is reported once; then the communicators are aborted, so that no kernel waits for
-//! a rank that will not come. It sleeps, and is the only thread that aborts, because that may take long.
+//! a rank that will not come. Where all is well to the end, they are left in order. It sleeps, it is the
+//! only thread that ends communicators, because that may take long, and it asks neither the driver nor
+//! NCCL nor the group for anything while somebody who puts things on streams could wait for it.
 
 use super::communicator::{CALL_LIMIT, Communicator};
 use super::event::Event;
@@ -13,8 +15,11 @@ use std::time::{Duration, Instant};
 
 /// How often it looks while something is under way.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How long the abort of one communicator may take: it waits for calls first, and NCCL for its threads.
-const ABORT_LIMIT: Duration = CALL_LIMIT.saturating_mul(2);
+/// How long NCCL may take to leave a communicator in order, when all is over on the device.
+const LEAVE_LIMIT: Duration = Duration::from_secs(2);
+/// How long the end of one communicator may take at most: leaving in order, and if that fails an abort,
+/// which waits for calls first, and NCCL for its threads.
+const END_LIMIT: Duration = LEAVE_LIMIT.saturating_add(CALL_LIMIT.saturating_mul(2));
 
 /// What went wrong with something that was put on a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,7 +53,9 @@ struct State<T> {
     next: u64,
     is_running: bool,
     is_to_end: bool,
-    /// The thread looks after nothing any more, and aborts.
+    /// Something has gone wrong, so communicators are not left in order.
+    has_failed: bool,
+    /// The thread looks after nothing any more, and ends the communicators.
     is_over: bool,
 }
 
@@ -57,7 +64,7 @@ struct UnderWay<T> {
     what: T,
     deadline: Instant,
     /// What is reached when it is over; `None` until all of it is on the stream.
-    end: Option<Event>,
+    end: Option<Arc<Event>>,
 }
 
 impl<T> Default for Watchdog<T> {
@@ -68,6 +75,7 @@ impl<T> Default for Watchdog<T> {
             next: 0,
             is_running: false,
             is_to_end: false,
+            has_failed: false,
             is_over: false,
         };
         Watchdog { state: Mutex::new(state), changed: Condvar::new() }
@@ -125,31 +133,39 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
         let Some(position) = position else { return outcome.map(drop) };
         match outcome {
             Ok(end) => {
-                state.under_way[position].end = Some(end);
+                state.under_way[position].end = Some(Arc::new(end));
                 Ok(())
             }
             Err(fault) => {
                 state.under_way.remove(position);
-                state.is_to_end = true;
+                (state.is_to_end, state.has_failed) = (true, true);
                 self.changed.notify_all();
                 Err(fault)
             }
         }
     }
 
-    /// Ends it with its group: what is under way may still finish within a limit, the rest is aborted.
-    /// Returns whether the thread has ended by then.
-    pub fn end(&self, limit: Duration) -> bool {
+    /// Waits until nothing is under way any more, or the watchdog is over, or the limit is reached.
+    pub fn rest(&self, limit: Duration) {
+        let is_busy = |state: &mut State<T>| !state.under_way.is_empty() && !state.is_over;
+        drop(self.changed.wait_timeout_while(self.lock(), limit, is_busy));
+    }
+
+    /// Ends it with its group: what is under way may still finish within a limit, the rest is aborted. So
+    /// is all of a group that `has_failed`; other communicators are left in order. Returns whether the
+    /// thread has ended by then.
+    pub fn end(&self, limit: Duration, has_failed: bool) -> bool {
         let mut state = self.lock();
         state.is_to_end = true;
+        state.has_failed |= has_failed;
         let until = Instant::now() + limit;
         for one in &mut state.under_way {
             one.deadline = one.deadline.min(until);
         }
         self.changed.notify_all();
-        // A little longer: it needs time to abort what is late by then.
-        let aborts = ABORT_LIMIT * u32::try_from(state.communicators.len()).unwrap_or(1);
-        let limit = limit + 10 * LOOK_EVERY + aborts;
+        // A little longer: it needs time to end the communicators.
+        let ends = END_LIMIT * u32::try_from(state.communicators.len()).unwrap_or(1);
+        let limit = limit + 10 * LOOK_EVERY + ends;
         let (state, _) = self
             .changed
             .wait_timeout_while(state, limit, |state| state.is_running)
@@ -164,10 +180,34 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
     }
 
     fn look_after(&self, mut group: impl Group<T>) {
+        let is_in_order = self.look_until_the_end(&mut group);
+        let mut state = self.lock();
+        (state.is_to_end, state.is_over) = (true, true);
+        let is_in_order = is_in_order && !state.has_failed;
+        let under_way = std::mem::take(&mut state.under_way);
+        drop(state);
+        drop(under_way);
+        self.changed.notify_all();
+        let mut state = self.lock();
+        // Also those that are handed over meanwhile: an end takes time.
+        while let Some(communicator) = state.communicators.pop() {
+            drop(state);
+            match is_in_order {
+                true => communicator.leave(LEAVE_LIMIT),
+                false => communicator.abort(),
+            }
+            state = self.lock();
+        }
+        state.is_running = false;
+        self.changed.notify_all();
+    }
+
+    /// Returns when nothing is left to look after: whether all that was under way is over.
+    fn look_until_the_end(&self, group: &mut impl Group<T>) -> bool {
         let mut state = self.lock();
         loop {
             if state.is_to_end && state.under_way.is_empty() {
-                break;
+                return true;
             }
             let Some(oldest) = state.under_way.front().map(|oldest| oldest.what.clone()) else {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -175,58 +215,32 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
             };
             let communicators = state.communicators.clone();
             drop(state);
-            // Not with the lock held: neither may keep somebody from putting things on a stream.
-            let is_well = group.is_well(&oldest);
-            let fault = communicators.iter().find_map(|communicator| communicator.check().err());
-            state = self.lock();
-            if !is_well {
-                break;
+            if !group.is_well(&oldest) {
+                return false;
             }
-            if let Some((what, trouble)) = state.trouble(fault) {
-                let is_to_end = state.is_to_end;
-                drop(state);
+            let fault = communicators.iter().find_map(|communicator| communicator.check().err());
+            if let Some((what, trouble)) = self.trouble(fault) {
                 // A group that ends by itself has no trouble; there is only nobody left to wait.
-                if !is_to_end || trouble != Trouble::Late {
+                if !self.lock().is_to_end || trouble != Trouble::Late {
                     group.fail(&what, trouble);
                 }
-                state = self.lock();
-                break;
+                return false;
             }
             let (awake, _) = self
                 .changed
-                .wait_timeout(state, LOOK_EVERY)
+                .wait_timeout(self.lock(), LOOK_EVERY)
                 .unwrap_or_else(PoisonError::into_inner);
             state = awake;
         }
-        state.is_to_end = true;
-        state.is_over = true;
-        let under_way = std::mem::take(&mut state.under_way);
-        drop(state);
-        drop(under_way);
-        let mut state = self.lock();
-        // Also those that are handed over meanwhile: an abort takes time.
-        while let Some(communicator) = state.communicators.pop() {
-            drop(state);
-            communicator.abort();
-            state = self.lock();
-        }
-        state.is_running = false;
-        self.changed.notify_all();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<T> State<T> {
     /// Lets go of what is over, and returns what is not well, if anything. `fault` is NCCL's, which does
     /// not say of what: of the oldest that is not over, because everything is done in order.
-    fn trouble(&mut self, fault: Option<Fault>) -> Option<(T, Trouble)> {
-        let (mut last, mut fault) = (None, fault);
-        while let Some(end) = self.under_way.front().and_then(|oldest| oldest.end.as_ref()) {
+    fn trouble(&self, mut fault: Option<Fault>) -> Option<(T, Trouble)> {
+        let mut last = None;
+        while let Some(end) = self.end_of_oldest() {
             match end.is_over() {
-                Ok(true) => last = self.under_way.pop_front(),
+                Ok(true) => last = self.lock().under_way.pop_front(),
                 Ok(false) => break,
                 Err(of_device) => {
                     fault.get_or_insert(of_device);
@@ -234,13 +248,26 @@ impl<T> State<T> {
                 }
             }
         }
+        let mut state = self.lock();
+        if state.under_way.is_empty() {
+            self.changed.notify_all();
+        }
         let is_late = |oldest: &UnderWay<T>| oldest.deadline <= Instant::now();
         let trouble = match fault {
             Some(fault) => Trouble::Fault(fault),
-            None if self.under_way.front().is_some_and(is_late) => Trouble::Late,
+            None if state.under_way.front().is_some_and(is_late) => Trouble::Late,
             None => return None,
         };
-        self.under_way.pop_front().or(last).map(|one| (one.what, trouble))
+        state.under_way.pop_front().or(last).map(|one| (one.what, trouble))
+    }
+
+    /// Only this thread takes anything from the front that was put on its stream.
+    fn end_of_oldest(&self) -> Option<Arc<Event>> {
+        self.lock().under_way.front()?.end.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -274,13 +301,13 @@ mod tests {
         };
         let deadline = Instant::now() + Duration::from_millis(50);
         assert_eq!(watchdog.during(7, deadline, hangs), Err(Fault("aborted".to_string())));
-        assert!(watchdog.end(SOON));
+        assert!(watchdog.end(SOON, false));
     }
 
     #[test]
     fn it_ends_at_once_with_a_group_that_has_nothing_under_way_or_was_lost() {
         let never_started = Watchdog::<u32>::default();
-        assert!(never_started.end(SOON));
+        assert!(never_started.end(SOON, false));
         for is_well in [true, false] {
             let watchdog = Arc::new(Watchdog::default());
             let (sender, reports) = channel();
@@ -288,7 +315,7 @@ mod tests {
             let fails = || Err(Fault("no memory".to_string()));
             assert!(watchdog.during(1, Instant::now() + SOON, fails).is_err());
             let start = Instant::now();
-            assert!(watchdog.end(SOON));
+            assert!(watchdog.end(SOON, false));
             assert!(start.elapsed() < SOON / 2);
             assert!(reports.try_recv().is_err());
         }
@@ -310,7 +337,7 @@ mod tests {
             })
         });
         has_begun.recv().unwrap();
-        assert!(watchdog.end(Duration::from_millis(100)));
+        assert!(watchdog.end(Duration::from_millis(100), false));
         assert!(reports.try_recv().is_err());
         drop(release);
         assert!(worker.join().unwrap().is_err());

@@ -59,6 +59,7 @@ fn exchange_as(
 fn every_exchange_on_gpus_is_to_the_bit_what_the_reference_makes_of_it() {
     let standin = Standin::ready();
     standin.delay_streams(200);
+    standin.delay_nccl(300);
     standin.set_small(usize::MAX);
     let config = Config { cases: 20, failure_persistence: None, ..Config::default() };
     TestRunner::new(config)

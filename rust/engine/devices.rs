@@ -2,18 +2,28 @@
 //! is put on them. It may be asked at any time by any thread, and never waits for another rank.
 
 use super::gradients::Doing;
+use super::watched::WatchedGroup;
 use crate::collective::call::OnDevice;
+use crate::cuda::Fault;
 use crate::cuda::event::Event;
 use crate::cuda::lane::Lane;
 use crate::cuda::watchdog::Watchdog;
-use crate::error::{Error, Result};
+use crate::error::Error;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[derive(Default)]
 pub struct Devices {
-    /// In the order in which they were opened; the first has number 1.
-    lanes: Mutex<Vec<Arc<Lane>>>,
+    lanes: Mutex<Lanes>,
     pub watchdog: Arc<Watchdog<Arc<Doing>>>,
+}
+
+#[derive(Default)]
+struct Lanes {
+    /// In the order in which they were opened; the first has number 1.
+    open: Vec<Arc<Lane>>,
+    /// Why a device could not be opened.
+    closed: BTreeMap<i32, Fault>,
 }
 
 /// What a call's tensors need to be worked on: where they are, and what has to be over before.
@@ -22,40 +32,80 @@ pub struct Arrival {
     pub mark: Event,
 }
 
+/// Why a call cannot begin on a device.
+#[derive(Debug)]
+pub enum Obstacle {
+    /// It must not: the caller is told, and it is as if nobody had called.
+    Refused(Error),
+    /// This rank cannot take part, which the others have to be told. They know the device as `lane`.
+    Unable { lane: u32, error: Error },
+}
+
 impl Devices {
-    /// Makes a device ready. Done again it does nothing.
-    pub fn open(&self, device: i32, stream: u64) -> Result<()> {
+    /// Makes a device ready. Done again it does nothing, but for one that could not be made ready: that
+    /// is tried again. Why it could not is what the next call there meets.
+    pub fn open(&self, device: i32, stream: u64, group: WatchedGroup) {
         let mut lanes = self.lock();
-        if lanes.iter().any(|lane| lane.device == device) {
-            return Ok(());
+        if lanes.open.iter().any(|lane| lane.device == device) {
+            return;
         }
-        let number = lanes.len() as u32 + 1;
-        let lane = Lane::open(number, device, stream).map_err(|fault| {
-            Error::Operation(format!("gflow: GPU {device} cannot be used: {fault}"))
-        })?;
-        lanes.push(Arc::new(lane));
-        Ok(())
+        let opened = Lane::open(lanes.next(), device, stream);
+        match opened.and_then(|lane| self.watchdog.start(group).map(|()| lane)) {
+            Ok(lane) => {
+                lanes.closed.remove(&device);
+                lanes.open.push(Arc::new(lane));
+            }
+            Err(fault) => drop(lanes.closed.insert(device, fault)),
+        }
     }
 
     /// Marks, on the caller's thread, what the caller has put on its stream so far.
-    pub fn arrive(&self, at: OnDevice) -> Result<Arrival> {
-        let found = self.lock().iter().find(|lane| lane.device == at.device).cloned();
+    pub fn arrive(&self, at: OnDevice) -> Result<Arrival, Obstacle> {
+        let lanes = self.lock();
+        let found = lanes.open.iter().find(|lane| lane.device == at.device).cloned();
         let Some(lane) = found else {
-            let what = format!("gflow: GPU {} was not opened for this group", at.device);
-            return Err(Error::Operation(what));
+            let why = match lanes.closed.get(&at.device) {
+                Some(fault) => fault.to_string(),
+                None => "it was not opened for this group".to_string(),
+            };
+            let error = Error::Operation(format!("GPU {} cannot be used: {why}", at.device));
+            return Err(Obstacle::Unable { lane: lanes.next(), error });
         };
-        let mark = lane.mark(at.stream).map_err(|fault| {
-            Error::Operation(format!("gflow: a call on GPU {} is refused: {fault}", at.device))
-        })?;
-        Ok(Arrival { lane, mark })
+        drop(lanes);
+        let mark = match lane.is_captured(at.stream) {
+            Ok(true) => {
+                return Err(Obstacle::Refused(Error::Operation(format!(
+                    "gflow: a call on GPU {} is refused: this stream is being captured into a CUDA graph, \
+                     and an exchange of gradients cannot be part of one: the ranks agree on each anew. \
+                     Call it outside of the capture",
+                    at.device
+                ))));
+            }
+            Ok(false) => lane.mark(at.stream),
+            Err(fault) => Err(fault),
+        };
+        match mark {
+            Ok(mark) => Ok(Arrival { lane, mark }),
+            Err(fault) => {
+                let error = Error::Operation(format!("GPU {}: {fault}", at.device));
+                Err(Obstacle::Unable { lane: lane.number, error })
+            }
+        }
     }
 
     /// The lane with this number.
     pub fn lane(&self, number: u32) -> Option<Arc<Lane>> {
-        self.lock().get((number as usize).checked_sub(1)?).cloned()
+        self.lock().open.get((number as usize).checked_sub(1)?).cloned()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Lane>>> {
+    fn lock(&self) -> MutexGuard<'_, Lanes> {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lanes {
+    /// The number of the next one that is opened.
+    fn next(&self) -> u32 {
+        self.open.len() as u32 + 1
     }
 }

@@ -23,7 +23,7 @@ use crate::metrics::traffic::{Times, Traffic};
 use crate::metrics::{Counters, Counts};
 use crate::transport::interrupt::Interrupt;
 use crate::transport::{Failure, Watch};
-use devices::{Arrival, Devices};
+use devices::{Arrival, Devices, Obstacle};
 use front::Front;
 use gradients::{Courier, Gradients};
 use hands::Hands;
@@ -155,13 +155,13 @@ impl Engine {
     }
 
     /// Makes a device ready for collectives whose tensors are there. `stream` is the raw handle of a
-    /// stream there, on which the engine puts its part, and which stays valid as long as the group.
+    /// stream there, on which the engine puts its part, and which stays valid as long as the group. What
+    /// keeps this rank from using the device is told to all ranks, by the first collective there.
     pub fn open_device(&self, device: i32, stream: u64) -> Result<()> {
         self.check_usable()?;
-        self.shared.devices.open(device, stream)?;
         let group = WatchedGroup::new(&self.shared, &self.interrupt);
-        let started = self.shared.devices.watchdog.start(group);
-        started.map_err(|fault| Error::Operation(format!("gflow: {fault}")))
+        self.shared.devices.open(device, stream, group);
+        Ok(())
     }
 
     /// Queues a collective and returns its number in the group.
@@ -199,9 +199,18 @@ impl Engine {
         let Some(at) = call.on_device else { return Ok(None) };
         // First: why a group has failed is better to know than what its device says since.
         self.shared.queue.check_open()?;
-        let arrival = self.shared.devices.arrive(at)?;
-        call.view.lane = arrival.lane.number;
-        Ok(Some(Box::new(arrival)))
+        match self.shared.devices.arrive(at) {
+            Ok(arrival) => {
+                call.view.lane = arrival.lane.number;
+                Ok(Some(Box::new(arrival)))
+            }
+            Err(Obstacle::Refused(error)) => Err(error),
+            Err(Obstacle::Unable { lane, error }) => {
+                call.view.lane = lane;
+                call.complain_of(&error);
+                Ok(None)
+            }
+        }
     }
 
     /// The backward pass is over: gradients that are held back are exchanged, and somebody waits
@@ -236,6 +245,9 @@ impl Engine {
         action: impl FnOnce(&mut Gradients) -> T,
     ) -> Result<T> {
         self.fence(limit)?;
+        // Not with the front locked: then nobody could look after the peers.
+        self.shared.devices.watchdog.rest(limit);
+        self.check_usable()?;
         let outcome = action(&mut self.shared.front().gradients);
         // A group that has failed meanwhile has aborted its exchanges: what was read is no result.
         self.check_usable()?;
@@ -336,7 +348,8 @@ impl Engine {
         self.shared.queue.close(Error::Closed(why.to_string()));
         let drained = self.is_at_rest_within(DRAIN_LIMIT);
         // What is on the devices may still finish too; a thread that hangs in NCCL is released by it.
-        self.shared.devices.watchdog.end(if drained { DRAIN_LIMIT } else { STOP_LIMIT });
+        let limit = if drained { DRAIN_LIMIT } else { STOP_LIMIT };
+        self.shared.devices.watchdog.end(limit, !drained || self.shared.has_failed());
         // Also when drained: a message that has no peer is still pending.
         self.abort(&format!("{why} while this operation was pending"));
         if !drained {

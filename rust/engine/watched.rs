@@ -20,7 +20,7 @@ pub struct WatchedGroup {
 }
 
 impl WatchedGroup {
-    pub fn new(shared: &Arc<Shared>, interrupt: &Arc<Interrupt>) -> WatchedGroup {
+    pub(super) fn new(shared: &Arc<Shared>, interrupt: &Arc<Interrupt>) -> WatchedGroup {
         WatchedGroup { shared: Arc::downgrade(shared), interrupt: interrupt.clone() }
     }
 

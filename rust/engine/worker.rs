@@ -150,7 +150,7 @@ fn perform(
         Err(obstacle) => {
             // What keeps this rank from taking part is told to the others, so that all raise.
             if let Some(error) = obstacle {
-                job.call.complaint = format!("cannot take part: {error}");
+                job.call.complain_of(&error);
             }
             let fabric = &mut front.fabric;
             agree(fabric, &shared.labels, job.seq, &job.call, Shown::default(), deadline)

@@ -18,6 +18,7 @@ from tests.gpu.jobs import NAME, standin
 from tests.ranks import Died, Returned, Team
 
 NCCL_SYSTEM_ERROR = 2
+CUDA_OUT_OF_MEMORY = 2
 
 
 def killed(rank: int, world: int, when: str) -> list[str]:
@@ -110,6 +111,22 @@ def test_a_device_that_is_stuck_ends_the_group_at_its_timeout(
         assert isinstance(outcome, Returned), outcome.story()
         said = outcome.value[0]
         assert "imed out" in said or "lost rank" in said or "gave up" in said, said
+
+
+def unable(rank: int, world: int) -> list[str]:
+    """The kernels cannot be loaded on one rank alone."""
+    if rank == 1:
+        standin().fail_next("cuModuleLoadData", CUDA_OUT_OF_MEMORY)
+    reduce = lambda: dist.all_reduce(torch.ones(4, device=NAME))  # noqa: E731
+    return [message_of(reduce), message_of(reduce)]
+
+
+def test_a_device_that_one_rank_cannot_use_is_told_to_all(on_device: Callable[..., Team]) -> None:
+    for first, second in on_device(2, {"timeout_s": 600.0}).run(unable):
+        assert "rank 1 " in first, first
+        assert "cannot be used: cuModuleLoadData" in first, first
+        # It is tried again.
+        assert second == "no error", second
 
 
 def mistaken(rank: int, world: int) -> list[str]:

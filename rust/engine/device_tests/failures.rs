@@ -4,7 +4,8 @@ use super::gpu::{self, Gpu, Pending, bring, call_for, gpus, submit, submit_broug
 use super::standin::Standin;
 use super::{exchange, gradients};
 use crate::collective::call::{Call, Kind};
-use crate::engine::gradient_tests::{self, Case, two_hosts};
+use crate::engine::gradient_tests::{self, Case, kept_of, two_hosts};
+use crate::engine::gradients::State;
 use crate::engine::whole_tests::{Member, call};
 use crate::error::Result;
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ const CUDA_ERROR_LAUNCH_FAILED: i32 = 719;
 const NCCL_REMOTE_ERROR: i32 = 6;
 /// Of a test's calls that are to time out.
 const SHORT: Duration = Duration::from_millis(700);
+const AN_HOUR: Duration = Duration::from_secs(3600);
 /// Enough for everything here that must not hang.
 const BOUND: Duration = Duration::from_secs(15);
 
@@ -124,7 +126,7 @@ fn a_group_that_is_destroyed_while_a_gpu_stands_still_does_not_hang() {
     let standin = Standin::ready();
     let (case, members, gpus) = group();
     standin.freeze(gpus[0].engine_stream.raw(), true);
-    let pending = begin(&case, &members, &gpus, Duration::from_secs(3600));
+    let pending = begin(&case, &members, &gpus, AN_HOUR);
     end(members, pending);
     standin.freeze(gpus[0].engine_stream.raw(), false);
     standin.clear();
@@ -136,7 +138,7 @@ fn a_rank_that_is_gone_while_its_gpu_is_waited_for_is_named_at_once() {
     let standin = Standin::ready();
     let (case, mut members, gpus) = group();
     standin.freeze(gpus[1].engine_stream.raw(), true);
-    let pending = begin(&case, &members, &gpus, Duration::from_secs(3600));
+    let pending = begin(&case, &members, &gpus, AN_HOUR);
     for one in pending.iter().flatten() {
         assert_eq!(one.outcome(), None);
     }
@@ -151,6 +153,109 @@ fn a_rank_that_is_gone_while_its_gpu_is_waited_for_is_named_at_once() {
     standin.freeze(gpus[1].engine_stream.raw(), false);
     leaving.join().unwrap();
     end(members, pending);
+    standin.clear();
+}
+
+/// Waits until `waits` returns, while the other rank is lost, and returns what it says.
+fn while_a_rank_is_lost(gone: Member, waits: impl FnOnce() -> String) -> String {
+    let leaving = std::thread::spawn(move || {
+        // By then the other one waits.
+        std::thread::sleep(Duration::from_millis(300));
+        gone.engine.abort("out of memory");
+        gone
+    });
+    let start = Instant::now();
+    let text = waits();
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    drop(leaving.join().unwrap());
+    text
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn a_rank_that_is_gone_is_named_at_once_while_a_gpu_is_waited_for_to_save_a_state() {
+    let standin = Standin::ready();
+    let (case, mut members, gpus) = group();
+    standin.freeze(gpus[0].engine_stream.raw(), true);
+    let pending = begin(&case, &members, &gpus, AN_HOUR);
+    assert!(pending.iter().flatten().all(|one| one.outcome().is_none()));
+    let text = while_a_rank_is_lost(members.pop().unwrap(), || {
+        members[0].engine.with_gradients(AN_HOUR, |_| ()).unwrap_err().to_string()
+    });
+    assert_has(&text, &["rank 1", "#4"]);
+    standin.freeze(gpus[0].engine_stream.raw(), false);
+    end(members, pending);
+    standin.clear();
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn a_rank_that_is_gone_is_named_at_once_while_a_loaded_state_waits_for_its_gpu() {
+    let standin = Standin::ready();
+    let (case, mut members, gpus) = group();
+    let state = kept_of(&members[0].engine, 1);
+    standin.freeze(gpus[0].engine_stream.raw(), true);
+    let mut pending = begin(&case, &members, &gpus, AN_HOUR);
+    assert!(pending.iter().flatten().all(|one| one.outcome().is_none()));
+    // As if it had been saved just now.
+    let state = State { step: state.step + 1, ..state };
+    members[0].engine.shared.front().gradients.load(1, state);
+    let waiting = begin(&case, &members, &gpus, AN_HOUR);
+    let text = while_a_rank_is_lost(members.pop().unwrap(), || {
+        waiting[0].as_ref().unwrap().outcome().unwrap()
+    });
+    assert_has(&text, &["rank 1", "#5"]);
+    standin.freeze(gpus[0].engine_stream.raw(), false);
+    pending.extend(waiting);
+    end(members, pending);
+    standin.clear();
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn nccl_that_does_not_get_something_onto_its_stream_is_late_at_the_deadline() {
+    let standin = Standin::ready();
+    let (case, members, gpus) = group();
+    standin.delay_nccl(10_000_000);
+    let pending = begin(&case, &members, &gpus, SHORT);
+    for member in &members {
+        let text = later_error(member);
+        assert_has(&text, &["Timed out after 0.7 s", "all_reduce of 3000 elements", "#4"]);
+    }
+    standin.delay_nccl(0);
+    end(members, pending);
+    standin.clear();
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn a_group_that_ends_well_leaves_nccl_in_order_and_else_aborts() {
+    let standin = Standin::ready();
+    let before = standin.aborted();
+    let (case, members, gpus) = group();
+    standin.freeze(gpus[1].stream.raw(), true);
+    let pending = begin(&case, &members, &gpus, BOUND);
+    assert!(pending.iter().flatten().all(|one| one.outcome().is_none()));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            standin.freeze(gpus[1].stream.raw(), false);
+        });
+        // It is given the time to finish what is on its streams.
+        drop(members);
+    });
+    assert_eq!(standin.aborted(), before);
+    pending.into_iter().for_each(|one| drop(one.unwrap().content()));
+    standin.assert_clean();
+
+    let (_, members, _) = group();
+    standin.fail_next("ncclCommFinalize", NCCL_REMOTE_ERROR);
+    drop(members);
+    assert_eq!(standin.aborted(), before + 1);
+    let (_, members, _) = group();
+    members[0].engine.abort("out of memory");
+    drop(members);
+    assert!(standin.aborted() > before + 1);
     standin.clear();
 }
 
@@ -189,9 +294,35 @@ fn a_call_of_the_driver_or_of_nccl_that_fails_is_an_error_with_its_name_on_every
 
 #[test]
 #[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn a_gpu_that_one_rank_cannot_use_is_told_to_all_and_the_group_goes_on() {
+    let standin = Standin::ready();
+    let case = two_hosts(vec![3000]);
+    let members = case.members();
+    let gpus: Vec<_> = (0..2).map(Gpu::new).collect();
+    standin.fail_next("cuModuleLoadData", CUDA_ERROR_OUT_OF_MEMORY);
+    for (gpu, member) in gpus.iter().zip(&members) {
+        gpu.open(member).unwrap();
+    }
+    let told = |fails: &dyn Fn(), parts: &[&str]| {
+        for one in begin_after(&case, &members, &gpus, AN_HOUR, fails) {
+            assert_has(&one.unwrap().outcome().unwrap(), parts);
+        }
+    };
+    told(&|| (), &["rank 0", "cannot take part: GPU 0 cannot be used: cuModuleLoadData"]);
+    // It is tried again.
+    gpus[0].open(&members[0]).unwrap();
+    let fails = || standin.fail_next("cuEventRecord", CUDA_ERROR_LAUNCH_FAILED);
+    told(&fails, &["rank 0", "cannot take part: GPU 0: cuEventRecord"]);
+    exchange(&case, &members, &gpus, &gradients(&case, 0));
+    drop(members);
+    standin.assert_clean();
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
 fn ranks_that_cannot_meet_in_nccl_are_told_why() {
     let standin = Standin::ready();
-    for (function, is_at_all) in [("ncclGetUniqueId", true), ("ncclCommInitRank", false)] {
+    for (function, is_at_all) in [("ncclGetUniqueId", true), ("ncclCommInitRankConfig", false)] {
         let case = two_hosts(vec![3000]);
         let members = case.members();
         let gpus = gpus(&members);

@@ -26,6 +26,7 @@ impl Standin {
         };
         standin.clear();
         standin.delay_streams(0);
+        standin.delay_nccl(0);
         standin.set_small(64 << 10);
         standin
     }
@@ -46,6 +47,16 @@ impl Standin {
 
     pub fn set_small(&self, bytes: usize) {
         Self::hook::<extern "C" fn(usize)>(&self.nccl, "standin_nccl_set_small")(bytes);
+    }
+
+    /// How long NCCL takes at least until something is on its stream.
+    pub fn delay_nccl(&self, microseconds: c_int) {
+        Self::hook::<extern "C" fn(c_int)>(&self.nccl, "standin_nccl_delay_calls")(microseconds);
+    }
+
+    /// How many communicators were aborted so far.
+    pub fn aborted(&self) -> c_int {
+        Self::hook::<extern "C" fn() -> c_int>(&self.nccl, "standin_nccl_aborted")()
     }
 
     /// How often two streams have touched something with no event between them, and the last time.

@@ -42,6 +42,13 @@ impl Bucket {
         Ok(State { step: self.step, residual, velocity })
     }
 
+    /// Whether what it keeps has to be brought home before it can be used.
+    pub fn is_elsewhere(&self, home: &Home) -> bool {
+        [&self.residual, &self.velocity]
+            .iter()
+            .any(|numbers| !numbers.is_empty() && !numbers.are_at(home))
+    }
+
     /// Makes room for a shard of so many elements, at home. What was kept of another size cannot belong
     /// to it and is dropped.
     pub fn make_room(

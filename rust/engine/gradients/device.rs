@@ -2,7 +2,8 @@
 //! first exchange of a lane waits for the other ranks, to meet them in NCCL.
 //!
 //! The watchdog knows of all that is put on the stream before that begins. Nothing here may wait for the
-//! device, but for a bucket whose state was loaded, which is brought there once.
+//! device, but for a bucket whose state was loaded, which is brought there once, and then only with an eye
+//! on the peers.
 
 use super::bucket::Bucket;
 use super::meeting::{Communicators, meet};
@@ -78,6 +79,33 @@ impl DevicePath {
 
     fn failed(&self, fault: Fault) -> Failure {
         Failure::Device { rank: self.rank, reason: format!("GPU {}: {fault}", self.lane.device) }
+    }
+
+    /// Makes room for what is kept of the members, and remembers it if that may have to be undone.
+    fn make_room(
+        &self,
+        means: &mut Means,
+        members: &[Member],
+        manner: Manner,
+    ) -> Result<(), Failure> {
+        let failed = |fault| self.failed(fault);
+        let home = self.home();
+        for member in members {
+            let Some(shard) = &member.shard else { continue };
+            let bucket = means.buckets.entry(member.bucket.number).or_default();
+            if bucket.is_elsewhere(&home) {
+                // It is brought here once what is on the stream is over: a matter of other ranks too.
+                let mark = self.lane.stream.record().map_err(failed)?;
+                means.fabric.ask_until(means.deadline, || mark.is_over().map_err(failed))?;
+            }
+            let limit = means.deadline.saturating_duration_since(Instant::now());
+            let room = bucket.make_room(shard.elements(), true, manner.momentum, &home, limit);
+            room.map_err(failed)?;
+            if means.can_undo {
+                bucket.keep().map_err(failed)?;
+            }
+        }
+        Ok(())
     }
 
     /// Within the host, of ranks that are not alone there.
@@ -166,7 +194,7 @@ impl Path for DevicePath {
         };
         let communicators = self.communicators(means.fabric, &first, means.deadline)?;
         let Some(across) = &communicators.across else { return Ok(()) };
-        make_room(means, members, manner, &self.home()).map_err(|fault| self.failed(fault))?;
+        self.make_room(means, members, manner)?;
         let topology = means.fabric.topology();
         let exchange = Exchange {
             lane: &self.lane,
@@ -211,25 +239,6 @@ impl Path for DevicePath {
     ) -> Result<u64, Failure> {
         Ok(std::mem::take(&mut self.sent))
     }
-}
-
-/// Makes room for what is kept of the members, and remembers it if that may have to be undone.
-fn make_room(
-    means: &mut Means,
-    members: &[Member],
-    manner: Manner,
-    home: &Home,
-) -> cuda::Result<()> {
-    let limit = means.deadline.saturating_duration_since(Instant::now());
-    for member in members {
-        let Some(shard) = &member.shard else { continue };
-        let bucket = means.buckets.entry(member.bucket.number).or_default();
-        bucket.make_room(shard.elements(), true, manner.momentum, home, limit)?;
-        if means.can_undo {
-            bucket.keep()?;
-        }
-    }
-    Ok(())
 }
 
 /// What this rank carries of a member, as the device sees it.

@@ -1,8 +1,8 @@
 //! How the ranks meet in NCCL: who makes a communicator shows its id to the others over the connections
 //! that the group has, so only ranks that have proved the group's key get in, and no store has to live on.
 //!
-//! NCCL then waits for all ranks of a communicator, for as long as it likes; so that happens on a thread
-//! of its own, while this one looks after the peers and the deadline.
+//! NCCL then takes as long as it likes until all ranks of a communicator are there. It is asked from time
+//! to time; nothing here waits for it but with an eye on the peers and the deadline.
 
 use crate::collective::agreement::IDS_CODE;
 use crate::collective::fabric::Fabric;
@@ -12,9 +12,7 @@ use crate::cuda::nccl::{ID_BYTES, UniqueId};
 use crate::cuda::{self, Fault};
 use crate::transport::Failure;
 use crate::transport::frame::MAX_PAYLOAD;
-use crate::transport::interrupt::Interrupt;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
 use std::time::Instant;
 
 /// This rank's communicators on a lane; those of one rank alone are not there.
@@ -44,7 +42,7 @@ struct Seat {
 /// Makes the communicators of a lane, together with all ranks. `seq` is the collective that needs them.
 pub fn meet(
     fabric: &mut Fabric,
-    lane: &Arc<Lane>,
+    lane: &Lane,
     seq: u64,
     deadline: Instant,
 ) -> Result<Communicators, Failure> {
@@ -86,64 +84,40 @@ pub fn meet(
         }
         None => Ok(None),
     };
-    let seats = [id(within, 0)?, id(across, 1)?];
-    take_seats(fabric, lane, seats, deadline, here)
-}
-
-fn take_seats(
-    fabric: &mut Fabric,
-    lane: &Arc<Lane>,
-    seats: [Option<(Seat, UniqueId)>; 2],
-    deadline: Instant,
-    here: impl Fn(Fault) -> Failure,
-) -> Result<Communicators, Failure> {
-    let done = Interrupt::new().map(Arc::new);
-    let done = done.map_err(|error| here(Fault(format!("no event descriptor: {error}"))))?;
-    let (sender, outcome) = channel();
-    let (raised, of_thread) = (done.clone(), lane.clone());
-    std::thread::Builder::new()
-        .name("gflow-meeting".to_string())
-        .spawn(move || {
-            if let Err(unwanted) = sender.send(take_all(&of_thread, seats)) {
-                // Too late: the group has given up.
-                unwanted.0.iter().for_each(Communicators::abort);
-            }
-            raised.raise();
-        })
-        .map_err(|error| here(Fault(format!("could not start a thread: {error}"))))?;
-    let limit = deadline.saturating_duration_since(Instant::now());
-    fabric.watch_until(&done, limit).inspect_err(|_| {
-        // The thread may have sent them already; if not, it finds nobody to take them.
-        outcome.try_iter().flatten().for_each(|met| met.abort());
-    })?;
-    let Ok(met) = outcome.try_recv() else {
-        let waited = limit.as_secs_f64();
-        return Err(here(Fault(format!(
-            "NCCL could not connect the ranks within {waited:.1} s. NCCL_DEBUG=INFO shows what it tries"
-        ))));
-    };
-    met.map_err(here)
-}
-
-fn take_all(
-    lane: &Arc<Lane>,
-    [within, across]: [Option<(Seat, UniqueId)>; 2],
-) -> cuda::Result<Communicators> {
-    let mut met = Communicators { within: sit_down(lane, within)?, across: None };
-    met.across = sit_down(lane, across).inspect_err(|_| met.abort())?;
+    let (within, across) = (id(within, 0)?, id(across, 1)?);
+    let mut met =
+        Communicators { within: take_seat(fabric, lane, within, deadline, here)?, across: None };
+    met.across =
+        take_seat(fabric, lane, across, deadline, here).inspect_err(|_| met.abort())?;
     Ok(met)
 }
 
-/// Waits in NCCL for the others of a communicator.
-fn sit_down(
-    lane: &Arc<Lane>,
+/// Waits until NCCL has brought the ranks of a communicator together, and looks after the peers meanwhile.
+fn take_seat(
+    fabric: &mut Fabric,
+    lane: &Lane,
     seat: Option<(Seat, UniqueId)>,
-) -> cuda::Result<Option<Arc<Communicator>>> {
+    deadline: Instant,
+    here: impl Fn(Fault) -> Failure,
+) -> Result<Option<Arc<Communicator>>, Failure> {
     let Some((seat, id)) = seat else { return Ok(None) };
-    let _entered = lane.stream.context.enter()?;
-    let handle = lane.nccl.init_rank(seat.ranks, id, seat.own)?;
-    // SAFETY: NCCL has just made it.
-    Ok(Some(Arc::new(unsafe { Communicator::new(lane.nccl, &lane.stream.context, handle) })))
+    let start = Instant::now();
+    let begun = Communicator::begin(lane.nccl, &lane.stream.context, seat.ranks, id, seat.own);
+    let communicator = begun.map_err(&here)?;
+    let met = fabric.ask_until(deadline, || communicator.is_ready().map_err(&here));
+    let late = || {
+        let waited = start.elapsed().as_secs_f64();
+        here(Fault(format!(
+            "NCCL could not connect the ranks within {waited:.1} s. NCCL_DEBUG=INFO shows what it tries"
+        )))
+    };
+    match met.and_then(|in_time| in_time.then_some(()).ok_or_else(late)) {
+        Ok(()) => Ok(Some(Arc::new(communicator))),
+        Err(failure) => {
+            communicator.abort();
+            Err(failure)
+        }
+    }
 }
 
 /// The ids that a rank has made: of its host's communicator, and of the one across hosts.

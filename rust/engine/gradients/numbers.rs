@@ -37,6 +37,14 @@ impl Numbers {
         self.len() == 0
     }
 
+    pub fn are_at(&self, home: &Home) -> bool {
+        match (self, home) {
+            (Numbers::Host(_), Home::Host) => true,
+            (Numbers::Device(numbers), Home::Device(lane)) => numbers.are_on(lane),
+            _ => false,
+        }
+    }
+
     /// Those in the memory of the host; none if they are on a device.
     pub fn on_host(&mut self) -> &mut [f32] {
         match self {
@@ -64,12 +72,7 @@ impl Numbers {
     /// Makes them so many, at home. Those of another size cannot belong there and become zeros; those
     /// that are elsewhere, as a state that was loaded is, move, which waits for a device.
     pub fn settle(&mut self, count: usize, home: &Home, limit: Duration) -> cuda::Result<()> {
-        let is_at_home = match (&*self, home) {
-            (Numbers::Host(_), Home::Host) => true,
-            (Numbers::Device(numbers), Home::Device(lane)) => numbers.are_on(lane),
-            _ => false,
-        };
-        if self.len() == count && is_at_home {
+        if self.len() == count && self.are_at(home) {
             return Ok(());
         }
         let values = match (self.len() == count, std::mem::take(self)) {

@@ -232,10 +232,37 @@ def a_communicator_can_be_made_without_waiting() -> None:
             assert comm.async_error() == IN_PROGRESS
         stream.fill(memory, 1)
         until(lambda: comm.async_error() == 0)
-        comm.all_reduce(memory, 4, "u8", "sum", stream)
+        given = (memory.address, memory.address, 4, 1, 0, comm.handle, stream.handle)
+        assert code_of("ncclAllReduce", *given) == IN_PROGRESS
+        until(lambda: comm.async_error() == 0)
         return stream.get(memory)
 
     assert on_threads(2, rank) == [bytes([2]) * 4] * 2
+
+
+def calls_that_do_not_wait_are_done_later_and_one_after_the_other() -> None:
+    name = unique_id()
+    nccl.standin_nccl_delay_calls(50_000)
+
+    def rank(index: int) -> bytes:
+        comm, stream, memory = start(name, index, 2), Stream(), Memory(4)
+        stream.fill(memory, 1)
+        until(lambda: comm.async_error() == 0)
+        given = (memory.address, memory.address, 4, 1, 0, comm.handle, stream.handle)
+        assert code_of("ncclAllReduce", *given) == IN_PROGRESS
+        # What is put on the stream now comes before it.
+        stream.synchronize()
+        assert code_of("ncclAllReduce", *given) == INVALID_ARGUMENT
+        assert comm.async_error() == IN_PROGRESS
+        until(lambda: comm.async_error() == 0)
+        assert code_of("ncclCommFinalize", comm.handle) == IN_PROGRESS
+        until(lambda: comm.async_error() == 0)
+        assert code_of("ncclAllReduce", *given) == INVALID_USAGE
+        comm.destroy()
+        return stream.get(memory)
+
+    assert on_threads(2, rank) == [bytes([2]) * 4] * 2
+    assert nccl.standin_nccl_aborted() == 0
 
 
 def an_abort_ends_the_making_of_a_communicator() -> None:

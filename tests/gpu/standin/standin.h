@@ -65,6 +65,12 @@ unsigned long long standin_host_waits(void);
 // What ncclCommGetAsyncError says from now on.
 void standin_nccl_set_async_error(struct ncclComm* communicator, int code);
 
+// How long calls of communicators that do not wait take at least; NCCL does them on another thread.
+void standin_nccl_delay_calls(int microseconds);
+
+// How many communicators were aborted so far.
+int standin_nccl_aborted(void);
+
 // Sums of up to so many bytes are made in the order of ranks, larger ones in that of the ring.
 void standin_nccl_set_small(size_t bytes);
 

@@ -59,7 +59,10 @@ def _draw_panel(axes: Any, trainings: dict[str, list[dict[str, Any]]], column: s
         least, most = list(map(min, losses)), list(map(max, losses))
         axes.fill_between(places, least, most, color=colour, alpha=0.15, linewidth=0)
     axes.set_yscale("log")
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    least, most = axes.get_ylim()
+    # All of them only if they have the room.
+    shown = "123456789" if most < 10 * least else "125"
+    plain = FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in shown else "")
     axes.yaxis.set_major_formatter(plain)
     axes.yaxis.set_minor_formatter(plain)
     axes.set_xlabel("step" if column == "step" else "seconds of training, as measured")

@@ -1,6 +1,7 @@
 #include "inside.h"
 
 #include "entry.h"
+#include "order.h"
 
 namespace standin {
 
@@ -27,5 +28,12 @@ CUresult queue_on(CUstream handle, Work work) {
 }
 
 void* alias_of(uint64_t address) { return device_memory().alias(address); }
+
+VectorClock knowledge_of_this_thread() {
+  std::lock_guard lock(order());
+  return known_to_host();
+}
+
+void take_over(const VectorClock& knowledge) { host_was_told_of(knowledge); }
 
 }  // namespace standin

@@ -16,4 +16,8 @@ EXPORTED int index_of_device_of(CUstream stream);
 EXPORTED CUresult queue_on(CUstream stream, Work work);
 EXPORTED void* alias_of(uint64_t address);
 
+// What the calling thread knows to be over, for one that goes on in its place.
+EXPORTED VectorClock knowledge_of_this_thread();
+EXPORTED void take_over(const VectorClock& knowledge);
+
 }  // namespace standin

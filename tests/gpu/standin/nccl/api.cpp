@@ -2,8 +2,8 @@
 
 #include <nccl.h>
 
+#include <atomic>
 #include <cstring>
-#include <thread>
 
 #include "../driver/failures.h"
 #include "../driver/handles.h"
@@ -47,6 +47,9 @@ ncclComm_t handle_of(const Communicator* communicator) {
   return reinterpret_cast<ncclComm_t>(const_cast<Communicator*>(communicator));
 }
 
+// How many communicators were.
+std::atomic<int> aborted{0};
+
 // Of the calling thread, for when there is no communicator to ask.
 thread_local std::string last_error;
 
@@ -79,12 +82,10 @@ ncclResult_t init(ncclComm_t* handle, int ranks, ncclUniqueId id, int rank, int 
   }
   standin::Meeting meeting;
   std::memcpy(&meeting, id.internal, sizeof meeting);
-  auto made = std::make_shared<Communicator>(rank, ranks, device);
-  if (!is_blocking(config)) {
-    made->set_error(ncclInProgress);
+  auto made = std::make_shared<Communicator>(rank, ranks, device, is_blocking(config));
+  if (!made->is_blocking()) {
     *handle = handle_of(communicators().add(made));
-    std::thread([=] { made->join(meeting); }).detach();
-    return ncclInProgress;
+    return made->do_call([=] { return made->join(meeting); });
   }
   return standin::call_beside([=] {
     ncclResult_t outcome = made->join(meeting);
@@ -94,6 +95,14 @@ ncclResult_t init(ncclComm_t* handle, int ranks, ncclUniqueId id, int rank, int 
     *handle = handle_of(communicators().add(made));
     return ncclSuccess;
   });
+}
+
+ncclResult_t refuse_unless_ready(Communicator& communicator) {
+  ncclResult_t error = communicator.error();
+  if (error == ncclInProgress) {
+    return refuse(ncclInvalidArgument, "the communicator is in progress with the call before");
+  }
+  return error == ncclSuccess ? error : refuse(error, communicator.last_error());
 }
 
 ncclResult_t queue(ncclComm_t handle, cudaStream_t stream, const Operation& operation) {
@@ -110,8 +119,8 @@ ncclResult_t queue(ncclComm_t handle, cudaStream_t stream, const Operation& oper
   if (communicator->is_over()) {
     return refuse(ncclInvalidUsage, "the communicator has been finalised");
   }
-  if (ncclResult_t error = communicator->error(); error != ncclSuccess) {
-    return refuse(error, communicator->last_error());
+  if (ncclResult_t refused = refuse_unless_ready(*communicator); refused != ncclSuccess) {
+    return refused;
   }
   int device = standin::index_of_device_of(stream);
   if (device != communicator->device()) {
@@ -192,8 +201,13 @@ NCCL_ENTRY ncclCommFinalize(ncclComm_t comm) {
   if (!communicator) {
     return refuse(ncclInvalidArgument, "there is no such communicator");
   }
-  communicator->leave();
-  return ncclSuccess;
+  if (ncclResult_t refused = refuse_unless_ready(*communicator); refused != ncclSuccess) {
+    return refused;
+  }
+  return communicator->do_call([communicator] {
+    communicator->leave();
+    return ncclSuccess;
+  });
 }
 
 // Waits for all that was called, for ever if a peer is gone: then ncclCommAbort is the way.
@@ -214,6 +228,7 @@ NCCL_ENTRY ncclCommAbort(ncclComm_t comm) {
   if (!communicator) {
     return refuse(ncclInvalidArgument, "there is no such communicator");
   }
+  ++aborted;
   communicator->abort();
   return ncclSuccess;
 }
@@ -334,5 +349,9 @@ EXPORTED void standin_nccl_set_async_error(ncclComm* comm, int code) {
     communicator->set_error(static_cast<ncclResult_t>(code));
   }
 }
+
+EXPORTED int standin_nccl_aborted(void) { return aborted; }
+
+EXPORTED void standin_nccl_delay_calls(int microseconds) { standin::delay_calls(microseconds); }
 
 EXPORTED void standin_nccl_set_small(size_t bytes) { standin::set_small(bytes); }

@@ -4,9 +4,12 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <exception>
+#include <thread>
 
+#include "../driver/inside.h"
 #include "../driver/reports.h"
 
 namespace standin {
@@ -26,6 +29,8 @@ struct Notice {
 
 constexpr size_t kMostNotices = 64;
 
+std::atomic<int> delay_of_calls{0};
+
 }  // namespace
 
 Communicator::Turn::Turn(std::shared_ptr<Communicator> owner, uint64_t number)
@@ -42,6 +47,26 @@ void Communicator::finish(uint64_t turn) {
   std::lock_guard lock(mutex_);
   done_ = std::max(done_, turn + 1);
   changed_.notify_all();
+}
+
+void delay_calls(int microseconds) { delay_of_calls = microseconds; }
+
+ncclResult_t Communicator::do_call(std::function<ncclResult_t()> what) {
+  if (is_blocking_) {
+    return what();
+  }
+  error_ = ncclInProgress;
+  auto later = [self = shared_from_this(), what = std::move(what),
+                knowledge = knowledge_of_this_thread()] {
+    std::this_thread::sleep_for(std::chrono::microseconds(delay_of_calls));
+    take_over(knowledge);
+    ncclResult_t outcome = what();
+    // Unless something else has gone wrong meanwhile.
+    auto in_progress = ncclInProgress;
+    self->error_.compare_exchange_strong(in_progress, outcome);
+  };
+  std::thread(later).detach();
+  return ncclInProgress;
 }
 
 ncclResult_t Communicator::connect(const std::function<void()>& how) {

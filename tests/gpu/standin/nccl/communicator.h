@@ -36,12 +36,18 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     uint64_t number_;
   };
 
-  Communicator(int rank, int ranks, int device) : rank_(rank), ranks_(ranks), device_(device) {}
+  Communicator(int rank, int ranks, int device, bool is_blocking = true)
+      : rank_(rank), ranks_(ranks), device_(device), is_blocking_(is_blocking) {}
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
   int device() const { return device_; }
   const Alarm& alarm() const { return alarm_; }
+  bool is_blocking() const { return is_blocking_; }
+
+  // Does it now; or, where calls do not wait, some time later on a thread of its own, and until
+  // then the communicator is in progress.
+  ncclResult_t do_call(std::function<ncclResult_t()> what);
 
   // Comes together with the others; what comes of it is in `error` too.
   ncclResult_t join(const Meeting& meeting);
@@ -79,6 +85,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int rank_;
   int ranks_;
   const int device_;
+  const bool is_blocking_;
   Alarm alarm_;
   Mesh mesh_;
   uint64_t token_ = 0;
@@ -94,5 +101,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   uint64_t done_ = 0;
   std::string last_error_;
 };
+
+// How long calls that do not wait take at least to be done.
+void delay_calls(int microseconds);
 
 }  // namespace standin

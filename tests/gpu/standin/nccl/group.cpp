@@ -22,7 +22,7 @@ thread_local int depth = 0;
 thread_local std::vector<Batch> batches;
 thread_local std::vector<std::function<ncclResult_t()>> beside;
 
-ncclResult_t queue(Batch batch) {
+ncclResult_t queue_now(Batch batch) {
   Work work;
   auto communicator = batch.communicator;
   for (const Operation& operation : batch.operations) {
@@ -42,6 +42,11 @@ ncclResult_t queue(Batch batch) {
                                                                  : ncclUnhandledCudaError;
 }
 
+ncclResult_t queue(Batch batch) {
+  auto communicator = batch.communicator;
+  return communicator->do_call([batch = std::move(batch)] { return queue_now(batch); });
+}
+
 }  // namespace
 
 void start_group() { ++depth; }
@@ -55,7 +60,10 @@ ncclResult_t end_group() {
     return ncclSuccess;
   }
   ncclResult_t outcome = ncclSuccess;
-  auto keep = [&](ncclResult_t one) { outcome = outcome == ncclSuccess ? one : outcome; };
+  auto keep = [&](ncclResult_t one) {
+    bool is_well = outcome == ncclSuccess || outcome == ncclInProgress;
+    outcome = is_well && one != ncclSuccess ? one : outcome;
+  };
   auto waiting = std::exchange(beside, {});
   std::vector<ncclResult_t> outcomes(waiting.size());
   std::vector<std::thread> threads;
