@@ -80,6 +80,23 @@ def test_an_error_of_nccl_ends_the_group_on_all_ranks(on_device: Callable[..., T
     assert all("gflow:" in said for said in first.value + second.value), (first, second)
 
 
+def lost_elsewhere(rank: int, world: int) -> list[str]:
+    """A rank is lost to a collective on the CPU, while nothing is under way on the device."""
+    spread = lambda: dist.broadcast(torch.ones(1, device=NAME), 0)  # noqa: E731
+    spread()
+    torch.accelerator.synchronize()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [message_of(lambda: dist.all_reduce(torch.ones(4))), message_of(spread)]
+
+
+def test_a_failed_group_lets_nobody_into_the_inner_backend(on_device: Callable[..., Team]) -> None:
+    team = on_device(2, {"timeout_s": 600.0})
+    survivor, _ = team.outcomes(lost_elsewhere, deadline_s=40.0)
+    assert isinstance(survivor, Returned), survivor.story()
+    assert all("lost rank 1" in said for said in survivor.value), survivor.value
+
+
 def stuck(rank: int, world: int) -> list[str]:
     """A stream of one rank never gets to where the exchange waits for it."""
     model = jobs.model_on(NAME)
