@@ -565,6 +565,12 @@ void GflowBackend::setGroupUid(const std::string& uid) {
   if (has_device_backend()) accelerator_->inner->setGroupUid(uid);
 }
 
+void GflowBackend::setBoundDeviceId(std::optional<at::Device> device) {
+  Backend::setBoundDeviceId(device);
+  const bool is_served = has_device_backend() && device && device->type() == accelerator_->type;
+  if (is_served) accelerator_->inner->setBoundDeviceId(device);
+}
+
 c10d::ErrorType GflowBackend::getError() {
   try {
     group_->check_usable();

@@ -105,6 +105,9 @@ class GflowBackend : public Backend {
   // The life of the group.
   void setTimeout(Milliseconds timeout) override;
   void setGroupUid(const std::string& uid) override;
+  // Which device this rank has said to be its own: the inner backend takes that for its barriers. Not
+  // marked "override": not every torch calls it.
+  void setBoundDeviceId(std::optional<at::Device> device);
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return group_->seq(); }
   c10d::ErrorType getError() override;

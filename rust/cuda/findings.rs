@@ -3,6 +3,7 @@
 
 use super::fault::Result;
 use super::nccl::{self, Nccl};
+use super::nvrtc::Nvrtc;
 use super::{compiler, driver};
 
 /// Something that was looked for, and what was found or why not.
@@ -25,8 +26,16 @@ pub fn look() -> Vec<Finding> {
             Nccl::get().map(|nccl| format!("{} ({})", nccl::in_words(nccl.version), nccl.origin)),
         ),
     ];
+    let compiler = Nvrtc::get().map(|nvrtc| {
+        let newest = nvrtc.architectures.iter().max().copied().unwrap_or(0);
+        format!("{}, up to sm_{newest} ({})", nvrtc.version_in_words(), nvrtc.origin)
+    });
+    findings.push(finding("NVRTC", compiler));
     let devices = driver::devices();
-    findings.push(finding("GPUs", devices.clone().map(|count| count.to_string())));
+    // Why there is no driver was said.
+    if driver::start().is_ok() {
+        findings.push(finding("GPUs", devices.clone().map(|count| count.to_string())));
+    }
     for device in 0..devices.unwrap_or(0) {
         let description = driver::describe(device);
         let words = description.clone().map(|of| {

@@ -106,7 +106,7 @@ def bound(rank: int, world: int, chosen: jobs.Chosen) -> list[Any]:
     """Ranks that say which device is theirs."""
     options = chosen()
     device = torch.device(NAME, 1 + rank)
-    torch.accelerator.set_device_index(device.index)
+    # Not the current one.
     dist.init_process_group(
         "gflow",
         store=rendezvous(),
@@ -119,7 +119,6 @@ def bound(rank: int, world: int, chosen: jobs.Chosen) -> list[Any]:
         return jobs.clean(train_there)(rank, device)
     finally:
         dist.destroy_process_group()
-        torch.accelerator.set_device_index(0)
 
 
 def train_there(rank: int, device: torch.device) -> list[Any]:

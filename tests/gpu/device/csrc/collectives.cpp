@@ -255,8 +255,13 @@ Collectives::WorkPtr Collectives::_reduce_scatter_base(at::Tensor& output, at::T
 }
 
 Collectives::WorkPtr Collectives::barrier(const c10d::BarrierOptions& opts) {
-  const auto index = opts.device_ids.empty() ? current_device()
-                                             : static_cast<c10::DeviceIndex>(opts.device_ids[0]);
+  // In this order NCCL's backend chooses too.
+  const auto bound = getBoundDeviceId();
+  const auto index = !opts.device_ids.empty()
+                         ? static_cast<c10::DeviceIndex>(opts.device_ids[0])
+                         : (bound ? bound->index() : current_device());
+  TORCH_CHECK(!opts.device || !opts.device->has_index() || opts.device->index() == index,
+              "a barrier on ", index, " that is meant for ", *opts.device);
   const auto options = at::TensorOptions().device(c10::Device(kType, index)).dtype(at::kFloat);
   Tensors nothing{at::zeros({1}, options)};
   auto work = allreduce(nothing, c10d::AllreduceOptions());
