@@ -84,6 +84,12 @@ bool GflowBackend::compresses_on(at::Device device) const {
   return compresses_on_devices() && device.type() == accelerator_->type;
 }
 
+c10::intrusive_ptr<Backend> GflowBackend::inner_to_call(at::Device device) {
+  auto inner = inner_for(device);
+  coalescing_.enter(inner);
+  return inner;
+}
+
 void GflowBackend::let_engine_begin() {
   // A group that has failed does not let anybody wait for its lost ranks in the inner backend.
   check_usable();
@@ -124,7 +130,7 @@ WorkPtr GflowBackend::submit(CallDescription call, const CallOptions& opts,
     WithoutGil without_gil;
     return group_->submit_and_wait(std::move(call), operation);
   }));
-  return work;
+  return coalescing_.note(std::move(work));
 }
 
 template <typename CallOptions, typename Start>
@@ -135,7 +141,7 @@ WorkPtr GflowBackend::collective(const char* title, CallDescription call, at::De
   buckets_.end_layout();
   if (!device.is_cpu()) {
     let_engine_begin();
-    return start(*inner, outputs, inputs);
+    return start(*inner_to_call(device), outputs, inputs);
   }
   auto work =
       c10::make_intrusive<GflowWork>(rank_, static_cast<OpType>(call.kind), title, outputs,
@@ -249,7 +255,9 @@ WorkPtr GflowBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& 
   const auto bucket = gradient_bucket(tensors, opts);
   call.gradient = bucket.has_value();
   call.bucket = bucket.value_or(BucketMemory::kUnnumbered);
-  const bool by_engine = tensors.size() == 1 && !sparse && compresses_on(device_of(tensors));
+  // Calls that are coalesced are the inner backend's: only that can make one of them.
+  const bool by_engine = tensors.size() == 1 && !sparse && compresses_on(device_of(tensors)) &&
+                         !coalescing_.is_active();
   // In the first step of a static graph the Reducer brings all buckets when the pass is over.
   const bool is_over = bucket && backward_is_over();
   if (bucket && !is_over) await_end_of_pass();
@@ -462,13 +470,13 @@ WorkPtr GflowBackend::message(OpType kind, const char* title, const at::Tensor& 
   auto operation =
       std::make_shared<TorchOperation>(work, TorchOperation::Steps{.end = std::move(end)});
   as_backend_error([&] { group_->submit_aside(operation); });
-  return work;
+  return coalescing_.note(std::move(work));
 }
 
 WorkPtr GflowBackend::send(Tensors& tensors, int to, int tag) {
   const auto tensor = only(tensors);
   check_usable();
-  if (!tensor.is_cpu()) return inner_for(tensor.device())->send(tensors, to, tag);
+  if (!tensor.is_cpu()) return inner_to_call(tensor.device())->send(tensors, to, tag);
   auto rest = messages_.begin_send(tensor, to, tag);
   return message(OpType::SEND, "gflow:send", tensor, to, [rest](GflowWork&) { rest(); });
 }
@@ -476,7 +484,7 @@ WorkPtr GflowBackend::send(Tensors& tensors, int to, int tag) {
 WorkPtr GflowBackend::recv(Tensors& tensors, int from, int tag) {
   const auto tensor = only(tensors);
   check_usable();
-  if (!tensor.is_cpu()) return inner_for(tensor.device())->recv(tensors, from, tag);
+  if (!tensor.is_cpu()) return inner_to_call(tensor.device())->recv(tensors, from, tag);
   auto rest = messages_.begin_receive(tensor, from, tag);
   return message(OpType::RECV, "gflow:recv", tensor, from,
                  [rest](GflowWork& work) { work.set_source(rest()); });
@@ -485,10 +493,14 @@ WorkPtr GflowBackend::recv(Tensors& tensors, int from, int tag) {
 WorkPtr GflowBackend::recvAnysource(Tensors& tensors, int tag) {
   const auto tensor = only(tensors);
   check_usable();
-  if (!tensor.is_cpu()) return inner_for(tensor.device())->recvAnysource(tensors, tag);
+  if (!tensor.is_cpu()) return inner_to_call(tensor.device())->recvAnysource(tensors, tag);
   auto rest = messages_.begin_receive(tensor, PointToPoint::kAnySource, tag);
   return message(OpType::RECVANYSOURCE, "gflow:recvAnySource", tensor, PointToPoint::kAnySource,
                  [rest](GflowWork& work) { work.set_source(rest()); });
+}
+
+bool GflowBackend::supportsCoalescing() const {
+  return has_device_backend() && accelerator_->inner->supportsCoalescing();
 }
 
 // The memory of gradient buckets.
@@ -563,12 +575,6 @@ void GflowBackend::setGroupUid(const std::string& uid) {
   Backend::setGroupUid(uid);
   gloo_->setGroupUid(uid);
   if (has_device_backend()) accelerator_->inner->setGroupUid(uid);
-}
-
-void GflowBackend::setBoundDeviceId(std::optional<at::Device> device) {
-  Backend::setBoundDeviceId(device);
-  const bool is_served = has_device_backend() && device && device->type() == accelerator_->type;
-  if (is_served) accelerator_->inner->setBoundDeviceId(device);
 }
 
 c10d::ErrorType GflowBackend::getError() {

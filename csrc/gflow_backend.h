@@ -21,6 +21,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "bucket_memory.h"
+#include "coalescing.h"
 #include "device_lanes.h"
 #include "gflow_work.h"
 #include "point_to_point.h"
@@ -98,6 +99,11 @@ class GflowBackend : public Backend {
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
+  // Calls that are one: messages in both directions, or what `_coalescing_manager` collects.
+  bool supportsCoalescing() const override;
+  void startCoalescing() override { coalescing_.start(); }
+  WorkPtr endCoalescing() override { return coalescing_.end(); }
+
   // The memory of gradient buckets.
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
@@ -105,9 +111,6 @@ class GflowBackend : public Backend {
   // The life of the group.
   void setTimeout(Milliseconds timeout) override;
   void setGroupUid(const std::string& uid) override;
-  // Which device this rank has said to be its own: the inner backend takes that for its barriers. Not
-  // marked "override": not every torch calls it.
-  void setBoundDeviceId(std::optional<at::Device> device);
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return group_->seq(); }
   c10d::ErrorType getError() override;
@@ -137,6 +140,9 @@ class GflowBackend : public Backend {
 
   // Whether the devices of this kind have an inner backend.
   bool has_device_backend() const { return accelerator_ && accelerator_->inner; }
+
+  // The same for tensors on a device, to be called at once.
+  c10::intrusive_ptr<Backend> inner_to_call(at::Device device);
 
   // Whether gradients on devices, or on this one, are compressed.
   bool compresses_on_devices() const;
@@ -194,6 +200,7 @@ class GflowBackend : public Backend {
   std::atomic<Milliseconds> timeout_;
   const c10::intrusive_ptr<Backend> gloo_;
   const std::optional<Accelerator> accelerator_;
+  Coalescing coalescing_;
   BucketMemory buckets_;
   PointToPoint messages_;
   // The backward pass whose end is awaited; autograd numbers them.

@@ -64,6 +64,47 @@ def test_each_collective_goes_where_it_belongs(
 
 
 @jobs.clean
+def batches(rank: int, world: int) -> dict[str, Any]:
+    """Calls that are one: messages in both directions, and what a coalescing manager collects."""
+    there, group = torch.device(NAME, 0), dist.group.WORLD
+    # NCCL makes its connections at the first call, in which all ranks take part.
+    dist.broadcast(torch.ones(1, device=there), 0)
+    seen: dict[str, Any] = {}
+    for where in (there, torch.device("cpu")):
+        # More than a connection holds: who only sends waits until the other one receives.
+        own = torch.full((1 << 21,), rank + 1.0, device=where)
+        got = torch.empty_like(own)
+        operations = [
+            dist.P2POp(dist.isend, own, (rank + 1) % world),
+            dist.P2POp(dist.irecv, got, (rank - 1) % world),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        seen[where.type] = got.unique().tolist()
+    first, second = own[:3].to(there), own[:5].to(there)
+    with dist._coalescing_manager(group, there, async_ops=True) as manager:
+        dist.broadcast(first, 0)
+        dist.broadcast(second, 1)
+    manager.wait()
+    group._start_coalescing(there)
+    group.allreduce([first])
+    group._end_coalescing(there).wait()
+    group._start_coalescing(there)
+    seen["nothing"] = group._end_coalescing(there)
+    seen["collected"] = [*first.tolist(), *second.tolist()]
+    seen["engine"] = gflow.metrics().collectives
+    return seen
+
+
+def test_calls_are_coalesced_by_the_inner_backend(on_device: Callable[..., Team]) -> None:
+    for rank, seen in enumerate(on_device(2).run(batches)):
+        assert seen[NAME] == seen["cpu"] == [2.0 - rank]
+        assert seen["collected"] == [2.0] * 3 + [2.0] * 5
+        assert seen["nothing"] is None
+        assert seen["engine"] == {}
+
+
+@jobs.clean
 def two_models(rank: int, world: int, first: str, second: str) -> list[Any]:
     """Two models on different devices, trained in turn in one group."""
     models = [

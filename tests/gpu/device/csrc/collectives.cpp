@@ -25,6 +25,10 @@ struct Collectives::Table {
     load(broadcast, "ncclBroadcast");
     load(all_gather, "ncclAllGather");
     load(reduce_scatter, "ncclReduceScatter");
+    load(send, "ncclSend");
+    load(receive, "ncclRecv");
+    load(group_start, "ncclGroupStart");
+    load(group_end, "ncclGroupEnd");
   }
 
   template <typename Function>
@@ -47,6 +51,10 @@ struct Collectives::Table {
   decltype(&ncclBroadcast) broadcast;
   decltype(&ncclAllGather) all_gather;
   decltype(&ncclReduceScatter) reduce_scatter;
+  decltype(&ncclSend) send;
+  decltype(&ncclRecv) receive;
+  decltype(&ncclGroupStart) group_start;
+  decltype(&ncclGroupEnd) group_end;
 };
 
 namespace {
@@ -182,6 +190,11 @@ Collectives::WorkPtr Collectives::run(c10d::OpType kind, const Tensors& touched,
   InContext context(device.index());
   // So that copies that a call needs go there too, in order.
   call(comm, raw(stream));
+  if (is_coalescing_) {
+    // It is on the stream when all of them are.
+    coalesced_on_ = stream;
+    return nullptr;
+  }
   return c10::make_intrusive<DeviceWork>(rank_, kind, stream, std::move(results));
 }
 
@@ -254,14 +267,42 @@ Collectives::WorkPtr Collectives::_reduce_scatter_base(at::Tensor& output, at::T
              });
 }
 
+Collectives::WorkPtr Collectives::send(Tensors& tensors, int to, int) {
+  const auto tensor = tensors.at(0);
+  check_contiguous(tensor);
+  return run(c10d::OpType::SEND, {tensor}, {}, true, [=, this](ncclComm_t comm, CUstream stream) {
+    nccl_->check(nccl_->send(tensor.const_data_ptr(), tensor.numel(), type_of(tensor), to, comm,
+                             reinterpret_cast<cudaStream_t>(stream)),
+                 "ncclSend");
+  });
+}
+
+Collectives::WorkPtr Collectives::recv(Tensors& tensors, int from, int) {
+  const auto tensor = tensors.at(0);
+  check_contiguous(tensor);
+  return run(c10d::OpType::RECV, {tensor}, {}, true, [=, this](ncclComm_t comm, CUstream stream) {
+    nccl_->check(nccl_->receive(tensor.mutable_data_ptr(), tensor.numel(), type_of(tensor), from,
+                                comm, reinterpret_cast<cudaStream_t>(stream)),
+                 "ncclRecv");
+  });
+}
+
+void Collectives::startCoalescing() {
+  nccl_->check(nccl_->group_start(), "ncclGroupStart");
+  is_coalescing_ = true;
+}
+
+Collectives::WorkPtr Collectives::endCoalescing() {
+  is_coalescing_ = false;
+  nccl_->check(nccl_->group_end(), "ncclGroupEnd");
+  const auto stream = std::exchange(coalesced_on_, std::nullopt);
+  if (!stream) return nullptr;
+  return c10::make_intrusive<DeviceWork>(rank_, c10d::OpType::COALESCED, *stream, TensorLists());
+}
+
 Collectives::WorkPtr Collectives::barrier(const c10d::BarrierOptions& opts) {
-  // In this order NCCL's backend chooses too.
-  const auto bound = getBoundDeviceId();
-  const auto index = !opts.device_ids.empty()
-                         ? static_cast<c10::DeviceIndex>(opts.device_ids[0])
-                         : (bound ? bound->index() : current_device());
-  TORCH_CHECK(!opts.device || !opts.device->has_index() || opts.device->index() == index,
-              "a barrier on ", index, " that is meant for ", *opts.device);
+  const auto index = opts.device_ids.empty() ? current_device()
+                                             : static_cast<c10::DeviceIndex>(opts.device_ids[0]);
   const auto options = at::TensorOptions().device(c10::Device(kType, index)).dtype(at::kFloat);
   Tensors nothing{at::zeros({1}, options)};
   auto work = allreduce(nothing, c10d::AllreduceOptions());

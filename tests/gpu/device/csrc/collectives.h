@@ -32,6 +32,11 @@ class Collectives : public c10d::Backend {
                           const c10d::AllgatherOptions& opts) override;
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
   void setTimeout(std::chrono::milliseconds) override {}
   void abort() override;
@@ -52,6 +57,9 @@ class Collectives : public c10d::Backend {
   std::mutex mutex_;
   std::map<c10::DeviceIndex, ncclComm_t> communicators_;
   std::map<c10::DeviceIndex, c10::Stream> streams_;
+  // Between startCoalescing and endCoalescing: where the calls go, once there was one.
+  bool is_coalescing_ = false;
+  std::optional<c10::Stream> coalesced_on_;
 };
 
 }  // namespace standin_device
