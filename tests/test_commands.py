@@ -280,7 +280,8 @@ def test_the_doctor_finds_this_environment_well() -> None:
     assert "gradient buckets recognised" in lines["self-test"]
     if not has_gpu():
         assert "no GPU: skipped" in lines["GPU libraries"]
-        assert all(f"{what}: " in lines["GPU libraries"] for what in ("CUDA driver", "NCCL", "NVRTC"))
+        for what in ("CUDA driver", "NCCL", "NVRTC"):
+            assert f"{what}: " in lines["GPU libraries"]
         assert "no GPU: skipped" in lines["GPU self-test"]
     assert "hush" not in done.stdout + done.stderr
 

@@ -87,8 +87,7 @@ pub fn meet(
     let (within, across) = (id(within, 0)?, id(across, 1)?);
     let mut met =
         Communicators { within: take_seat(fabric, lane, within, deadline, here)?, across: None };
-    met.across =
-        take_seat(fabric, lane, across, deadline, here).inspect_err(|_| met.abort())?;
+    met.across = take_seat(fabric, lane, across, deadline, here).inspect_err(|_| met.abort())?;
     Ok(met)
 }
 
