@@ -20,12 +20,19 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// Marks what is on a stream of this context now. `stream` is one of its raw handles.
-    pub(super) fn recorded(context: &Arc<Context>, stream: CUstream) -> Result<Event> {
+    /// Marks what is on a stream of this context now. `stream` is one of its raw handles. Only one with
+    /// a time can be asked when it was reached, and it takes a little longer.
+    pub(super) fn recorded(
+        context: &Arc<Context>,
+        stream: CUstream,
+        has_time: bool,
+    ) -> Result<Event> {
         let _entered = context.enter()?;
-        // Without times: those would make it slower.
-        let handle =
-            checked("cuEventCreate", event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING))?;
+        let flags = match has_time {
+            true => CUevent_flags::CU_EVENT_DEFAULT,
+            false => CUevent_flags::CU_EVENT_DISABLE_TIMING,
+        };
+        let handle = checked("cuEventCreate", event::create(flags))?;
         let event = Event { context: context.clone(), handle };
         // SAFETY: the event is new, and the stream is the caller's promise.
         checked("cuEventRecord", unsafe { event::record(handle, stream) })?;
@@ -44,6 +51,15 @@ impl Event {
             Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
             outcome => checked("cuEventQuery", outcome).map(|()| true),
         }
+    }
+
+    /// How long it was from when the device had reached the other one until it reached this; both have a
+    /// time, and were reached.
+    pub(super) fn seconds_since(&self, earlier: &Event) -> Result<f64> {
+        let _entered = self.context.enter()?;
+        // SAFETY: both events are there until they are dropped.
+        let milliseconds = unsafe { event::elapsed(earlier.handle, self.handle) };
+        Ok(f64::from(checked("cuEventElapsedTime", milliseconds)?) / 1000.0)
     }
 }
 

@@ -11,6 +11,7 @@ use super::kernels::largest_norm;
 use super::lane::Lane;
 use super::nccl::{Elements, Kind};
 use super::numbers::Numbers;
+use super::report::Report;
 use super::room::Room;
 use crate::arithmetic::element::Element;
 use crate::compress::{Grid, Momentum, Wire};
@@ -58,8 +59,14 @@ pub(super) struct Placed<'a> {
 const ALIGNMENT: usize = 64;
 
 impl Exchange<'_> {
-    /// Puts the exchange on the stream, and returns how many elements of each shard are sent.
-    pub fn run(&self, shards: &[Shard], room: &mut Room) -> Result<Vec<usize>> {
+    /// Puts the exchange on the stream, and returns how many elements of each shard are sent. The report
+    /// gets its stages: accumulate, norms, pack, wire and unpack.
+    pub fn run(
+        &self,
+        shards: &[Shard],
+        room: &mut Room,
+        report: &mut Report,
+    ) -> Result<Vec<usize>> {
         let Exchange { lane, across, wire, .. } = self;
         let (stream, kernels) = (&lane.stream, &lane.kernels);
         let clamp = largest_norm(self.hosts);
@@ -73,21 +80,28 @@ impl Exchange<'_> {
         for one in &placed {
             kernels.accumulate(stream, one, self.momentum, clamp)?;
         }
+        report.read_norms(&placed)?;
+        report.end_stage()?;
         let kind = Kind::from(Element::F32);
         let norms = Elements { address: first.norms, count: layout.chunks, kind };
         // SAFETY: the room is this lane's, and was made as large as the layout.
         across.put(stream, |nccl, on| unsafe { nccl.all_reduce(norms, on) })?;
+        report.end_stage()?;
         for one in &placed {
             kernels.select(stream, one)?;
             kernels.pack(stream, one, *wire, clamp)?;
         }
+        report.read_choice(&placed)?;
+        report.end_stage()?;
         let kind = Kind::from(*wire);
         let sent = Elements { address: first.wire, count: layout.elements, kind };
         // SAFETY: as above.
         across.put(stream, |nccl, on| unsafe { nccl.all_reduce(sent, on) })?;
+        report.end_stage()?;
         for one in &placed {
             kernels.unpack(stream, one, *wire, self.is_first_host, clamp)?;
         }
+        report.end_stage()?;
         Ok(placed.iter().map(|one| one.count as usize * one.chunk as usize).collect())
     }
 }

@@ -19,6 +19,9 @@ const ELEMENTS_PER_BLOCK: usize = STREAM_THREADS as usize * QUAD * QUADS_PER_THR
 const MAX_X: usize = (1 << 31) - 1;
 const MAX_Y: usize = 65535;
 
+/// Stands for the slot of a chunk that is not sent.
+pub const NOT_CHOSEN: u32 = u32::MAX;
+
 /// Chunks have this many elements at the most: the kernels count them with 32 bits.
 pub const MAX_CHUNK: usize = 1 << 31;
 

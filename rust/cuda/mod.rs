@@ -26,6 +26,8 @@ pub mod memory;
 pub mod nccl;
 pub mod numbers;
 pub mod nvrtc;
+mod pinned;
+pub mod report;
 pub mod room;
 pub mod stream;
 pub mod watchdog;

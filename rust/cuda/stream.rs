@@ -41,7 +41,12 @@ impl Stream {
 
     /// Marks what is on the stream now.
     pub fn record(&self) -> Result<Event> {
-        Event::recorded(&self.context, self.handle)
+        Event::recorded(&self.context, self.handle, false)
+    }
+
+    /// The same, with the time at which the device gets there.
+    pub(super) fn record_with_time(&self) -> Result<Event> {
+        Event::recorded(&self.context, self.handle, true)
     }
 
     /// What is put on the stream from now on happens after the event.

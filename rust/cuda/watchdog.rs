@@ -40,6 +40,14 @@ pub trait Group<T>: Send {
     fn fail(&mut self, what: &T, trouble: Trouble);
 }
 
+/// The end of something on a stream.
+pub struct End {
+    /// What is reached then.
+    pub mark: Arc<Event>,
+    /// What is done then, on the watchdog's thread, unless the group has ended before.
+    pub then: Option<Box<dyn FnOnce() + Send>>,
+}
+
 /// Shared by the thread and by those who put things on streams.
 pub struct Watchdog<T> {
     state: Mutex<State<T>>,
@@ -63,8 +71,14 @@ struct UnderWay<T> {
     number: u64,
     what: T,
     deadline: Instant,
-    /// What is reached when it is over; `None` until all of it is on the stream.
-    end: Option<Arc<Event>>,
+    /// `None` until all of it is on the stream.
+    end: Option<End>,
+}
+
+impl<T> UnderWay<T> {
+    fn take_then(&mut self) -> Option<Box<dyn FnOnce() + Send>> {
+        self.end.as_mut()?.then.take()
+    }
 }
 
 impl<T> Default for Watchdog<T> {
@@ -109,14 +123,14 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
         state.communicators.push(communicator.clone());
     }
 
-    /// Something is about to be put on a stream, with `work`, which returns what is reached at its end.
+    /// Something is about to be put on a stream, with `work`, which returns its end.
     /// It is looked after from before that on: also putting it there may hang. If only a part of it got
     /// there, the group is over, and no rank may wait for the rest: the communicators are aborted.
     pub fn during(
         &self,
         what: T,
         deadline: Instant,
-        work: impl FnOnce() -> Result<Event>,
+        work: impl FnOnce() -> Result<End>,
     ) -> Result<()> {
         let mut state = self.lock();
         if state.is_over {
@@ -133,7 +147,7 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
         let Some(position) = position else { return outcome.map(drop) };
         match outcome {
             Ok(end) => {
-                state.under_way[position].end = Some(Arc::new(end));
+                state.under_way[position].end = Some(end);
                 Ok(())
             }
             Err(fault) => {
@@ -238,9 +252,15 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
     /// not say of what: of the oldest that is not over, because everything is done in order.
     fn trouble(&self, mut fault: Option<Fault>) -> Option<(T, Trouble)> {
         let mut last = None;
-        while let Some(end) = self.end_of_oldest() {
-            match end.is_over() {
-                Ok(true) => last = self.lock().under_way.pop_front(),
+        while let Some(mark) = self.end_of_oldest() {
+            match mark.is_over() {
+                Ok(true) => {
+                    let then = self.lock().under_way.front_mut().and_then(UnderWay::take_then);
+                    if let Some(then) = then {
+                        then();
+                    }
+                    last = self.lock().under_way.pop_front();
+                }
                 Ok(false) => break,
                 Err(of_device) => {
                     fault.get_or_insert(of_device);
@@ -263,7 +283,7 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
 
     /// Only this thread takes anything from the front that was put on its stream.
     fn end_of_oldest(&self) -> Option<Arc<Event>> {
-        self.lock().under_way.front()?.end.clone()
+        self.lock().under_way.front()?.end.as_ref().map(|end| end.mark.clone())
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {

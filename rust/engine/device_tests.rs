@@ -15,6 +15,7 @@ use super::whole_tests::Member;
 use crate::arithmetic::element::Element;
 use crate::compress::{Momentum, Wire};
 use crate::cuda::lane::hooks::FORGETS_TO_WAIT;
+use crate::metrics::gradients::Stage;
 use gpu::{Gpu, gpus};
 use proptest::test_runner::{Config, TestRunner};
 use standin::Standin;
@@ -237,6 +238,39 @@ fn a_rank_that_has_run_out_of_data_pays_what_it_owes_on_gpus_as_on_the_cpu() {
         assert!(came == expected, "step {step}");
     }
     assert_same_states(&case, &on_cpu, &on_gpu);
+    standin.assert_clean();
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn what_gpus_measure_is_counted_as_on_the_cpu() {
+    let standin = Standin::ready();
+    standin.set_small(1024);
+    let case = on_both(vec![0, 0, 1, 1], Element::F32, None);
+    let (on_cpu, on_gpu) = (case.members(), case.members());
+    let gpus = gpus(&on_gpu);
+    for step in 0..12 {
+        let mut gradients = gradients(&case, step);
+        if step == 11 {
+            gradients[1][0][70] = f32::NAN;
+        }
+        gradient_tests::exchange(&case, &on_cpu, &gradients, None);
+        exchange(&case, &on_gpu, &gpus, &gradients);
+    }
+    for (cpu, gpu) in on_cpu.iter().zip(&on_gpu) {
+        gpu.engine.shared.devices.watchdog.rest(LIMIT);
+        let (expected, counted) = (cpu.engine.gradient_counts().0, gpu.engine.gradient_counts().0);
+        for (bucket, expected) in &expected.buckets {
+            let (ratio, expected) =
+                (counted.buckets[bucket].residual_ratio, expected.residual_ratio);
+            assert!(expected > 0.5, "{expected}");
+            assert!((ratio - expected).abs() < 1e-6 * expected, "{ratio} and {expected}");
+        }
+        for (stage, seconds) in Stage::ALL.iter().zip(counted.seconds) {
+            // Of the host alone.
+            assert!(seconds > 0.0 || *stage == Stage::Wait, "{}", stage.name());
+        }
+    }
     standin.assert_clean();
 }
 

@@ -79,7 +79,8 @@ pub struct Exchanged {
     pub carried_bytes: u64,
     pub wire_bytes: u64,
     pub density: f64,
-    pub residual_ratio: f64,
+    /// `None` if it is not known yet: see [`GradientCounters::weigh`].
+    pub residual_ratio: Option<f64>,
 }
 
 /// All counters at one moment.
@@ -92,6 +93,11 @@ pub struct GradientCounts {
     pub norm_bytes: u64,
     /// Seconds, in the order of [`Stage::ALL`].
     pub seconds: [f64; Stage::ALL.len()],
+}
+
+/// What stays behind over the gradient, as [`BucketCounts::residual_ratio`] has it.
+pub fn ratio(unsent: f64, gradient: f64) -> f64 {
+    if gradient > 0.0 { unsent / gradient } else { 0.0 }
 }
 
 #[derive(Debug, Default)]
@@ -123,7 +129,14 @@ impl GradientCounters {
         bucket.carried_bytes += one.carried_bytes;
         bucket.wire_bytes += one.wire_bytes;
         bucket.density = one.density;
-        bucket.residual_ratio = one.residual_ratio;
+        bucket.residual_ratio = one.residual_ratio.unwrap_or(bucket.residual_ratio);
+    }
+
+    /// What stayed behind of a bucket, and its gradient, as L1 norms.
+    pub fn weigh(&self, bucket: u32, unsent: f64, gradient: f64) {
+        if let Some(counted) = self.lock().buckets.get_mut(&bucket) {
+            counted.residual_ratio = ratio(unsent, gradient);
+        }
     }
 
     /// These buckets are gone; their bytes still count.

@@ -23,10 +23,12 @@ use crate::compress::schedule::count;
 use crate::cuda::exchange::{Exchange, Shard};
 use crate::cuda::lane::Lane;
 use crate::cuda::nccl::{Elements, Kind};
+use crate::cuda::report::Report;
 use crate::cuda::room::Room;
-use crate::cuda::watchdog::Watchdog;
+use crate::cuda::watchdog::{End, Watchdog};
 use crate::cuda::within::Parts;
 use crate::cuda::{self, Fault};
+use crate::metrics::gradients::{GradientCounters, Stage};
 use crate::transport::Failure;
 use std::sync::Arc;
 use std::time::Instant;
@@ -66,15 +68,25 @@ impl DevicePath {
         Ok(self.communicators.insert(met).clone())
     }
 
-    /// Puts something on the stream, under the eyes of the watchdog.
+    /// Puts something on the stream, under the eyes of the watchdog. `work` ends a stage of the report for
+    /// each of `stages`, and returns the buckets whose shards are in it.
     fn enqueue(
         &self,
         of: &Arc<Doing>,
-        deadline: Instant,
-        work: impl FnOnce() -> cuda::Result<()>,
+        means: &Means,
+        stages: &'static [Stage],
+        work: impl FnOnce(&mut Report) -> cuda::Result<Vec<u32>>,
     ) -> Result<(), Failure> {
-        let on_stream = || work().and_then(|()| self.lane.stream.record());
-        self.watchdog.during(of.clone(), deadline, on_stream).map_err(|fault| self.failed(fault))
+        let counters = means.counters.clone();
+        let on_stream = || {
+            let mut report = Report::start(&self.lane.stream)?;
+            let buckets = work(&mut report)?;
+            let mark = report.end()?;
+            let then = move || note(&counters, report, stages, &buckets);
+            Ok(End { mark, then: Some(Box::new(then)) })
+        };
+        let during = self.watchdog.during(of.clone(), means.deadline, on_stream);
+        during.map_err(|fault| self.failed(fault))
     }
 
     fn failed(&self, fault: Fault) -> Failure {
@@ -127,7 +139,10 @@ impl DevicePath {
             ranks: topology.local_ranks().len(),
             place: topology.place(),
         };
-        self.enqueue(&tensor.of, means.deadline, || work(&parts))
+        self.enqueue(&tensor.of, means, &[Stage::WithinHost], |report| {
+            work(&parts)?;
+            report.end_stage().map(|()| Vec::new())
+        })
     }
 }
 
@@ -172,9 +187,10 @@ impl Path for DevicePath {
             // That of equal place on other hosts has as little.
             return Ok(0);
         }
-        self.enqueue(&tensor.of, means.deadline, || {
+        self.enqueue(&tensor.of, means, &[Stage::Wire], |report| {
             // SAFETY: the tensor belongs to the exchange until that is over.
-            across.put(&self.lane.stream, |nccl, on| unsafe { nccl.all_reduce(elements, on) })
+            across.put(&self.lane.stream, |nccl, on| unsafe { nccl.all_reduce(elements, on) })?;
+            report.end_stage().map(|()| Vec::new())
         })?;
         Ok(ring_bytes(topology, shard.bytes))
     }
@@ -212,9 +228,9 @@ impl Path for DevicePath {
             })
             .collect();
         let (mut room, mut sent) = (std::mem::take(&mut self.room), Vec::new());
-        let outcome = self.enqueue(&first, means.deadline, || {
-            sent = exchange.run(&shards, &mut room)?;
-            Ok(())
+        let outcome = self.enqueue(&first, means, &STAGES, |report| {
+            sent = exchange.run(&shards, &mut room, report)?;
+            Ok(members.iter().filter(|m| m.shard.is_some()).map(|m| m.bucket.number).collect())
         });
         self.room = room;
         outcome?;
@@ -238,6 +254,21 @@ impl Path for DevicePath {
         _method: &Method,
     ) -> Result<u64, Failure> {
         Ok(std::mem::take(&mut self.sent))
+    }
+}
+
+/// The stages of an exchange, as [`Exchange::run`] reports them.
+static STAGES: [Stage; 5] =
+    [Stage::Accumulate, Stage::Norms, Stage::Pack, Stage::Wire, Stage::Unpack];
+
+/// Counts what the device has measured of something that is over there.
+fn note(counters: &GradientCounters, report: Report, stages: &[Stage], buckets: &[u32]) {
+    let (seconds, weights) = report.read();
+    for (stage, seconds) in stages.iter().zip(seconds) {
+        counters.add(*stage, seconds);
+    }
+    for (bucket, weight) in buckets.iter().zip(weights) {
+        counters.weigh(*bucket, weight.unsent, weight.gradient);
     }
 }
 

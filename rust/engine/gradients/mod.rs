@@ -44,7 +44,7 @@ use crate::collective::fabric::Fabric;
 use crate::collective::hosts;
 use crate::compress::Momentum;
 use crate::cuda;
-use crate::metrics::gradients::{Exchanged, GradientCounters};
+use crate::metrics::gradients::{Exchanged, GradientCounters, ratio};
 use crate::transport::Failure;
 use device::DevicePath;
 use host::HostPath;
@@ -195,7 +195,7 @@ impl Gradients {
             carried_bytes: shard.map_or(0, |shard| shard.bytes as u64),
             wire_bytes: sent,
             density: 1.0,
-            residual_ratio: 0.0,
+            residual_ratio: Some(0.0),
         });
         Ok(())
     }
@@ -219,7 +219,7 @@ impl Gradients {
         deadline: Instant,
     ) -> Result<(&'a mut dyn Path, Means<'a>), Failure> {
         let path = self.paths.on(lane, fabric.rank())?;
-        let (buckets, counters) = (&mut self.buckets, &*self.counters);
+        let (buckets, counters) = (&mut self.buckets, &self.counters);
         Ok((path, Means { fabric, buckets, counters, can_undo: self.can_undo, deadline }))
     }
 
@@ -372,6 +372,7 @@ fn count(counters: &GradientCounters, members: &[Member], sent: u64) {
     let all: u64 = members.iter().map(elements).sum();
     for member in members {
         let shard = member.shard.as_ref();
+        let is_weighed = member.tensor.lane() == 0;
         let weight = shard.map(|shard| shard.weight).unwrap_or_default();
         counters.exchanged(Exchanged {
             bucket: member.bucket.number,
@@ -380,11 +381,7 @@ fn count(counters: &GradientCounters, members: &[Member], sent: u64) {
             carried_bytes: shard.map_or(0, |shard| shard.bytes() as u64),
             wire_bytes: (sent * elements(member)).checked_div(all).unwrap_or(0),
             density: member.density,
-            residual_ratio: if weight.gradient > 0.0 {
-                weight.unsent / weight.gradient
-            } else {
-                0.0
-            },
+            residual_ratio: is_weighed.then(|| ratio(weight.unsent, weight.gradient)),
         });
     }
 }

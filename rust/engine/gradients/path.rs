@@ -16,6 +16,7 @@ use crate::compress::Momentum;
 use crate::metrics::gradients::GradientCounters;
 use crate::transport::Failure;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// What is kept from step to step, by the number of the bucket.
@@ -25,7 +26,7 @@ pub type Buckets = BTreeMap<u32, Bucket>;
 pub struct Means<'a> {
     pub fabric: &'a mut Fabric,
     pub buckets: &'a mut Buckets,
-    pub counters: &'a GradientCounters,
+    pub counters: &'a Arc<GradientCounters>,
     /// Whether exchanges may have to be undone.
     pub can_undo: bool,
     pub deadline: Instant,
