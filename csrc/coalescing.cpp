@@ -54,42 +54,41 @@ class CoalescedWork : public c10d::Work {
 
 }  // namespace
 
-void Coalescing::start() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (calls_ && calls_->inner) {
+void Coalescing::start(bool is_well) {
+  const auto stale = take();
+  if (stale && stale->inner && is_well) {
     try {
-      calls_->inner->endCoalescing();
+      stale->inner->endCoalescing();
     } catch (const std::exception&) {
       // Whoever made those calls has had an error already.
     }
   }
-  calls_.emplace();
+  std::lock_guard<std::mutex> lock(mutex_);
+  calls_[std::this_thread::get_id()] = {};
 }
 
 bool Coalescing::is_active() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return are_of_this_thread();
+  return calls_.contains(std::this_thread::get_id());
 }
 
 void Coalescing::enter(const BackendPtr& inner) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!are_of_this_thread() || calls_->inner) return;
+  const auto own = calls_.find(std::this_thread::get_id());
+  if (own == calls_.end() || own->second.inner) return;
   inner->startCoalescing();
-  calls_->inner = inner;
+  own->second.inner = inner;
 }
 
 Coalescing::WorkPtr Coalescing::note(WorkPtr work) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (are_of_this_thread()) calls_->works.push_back(work);
+  const auto own = calls_.find(std::this_thread::get_id());
+  if (own != calls_.end()) own->second.works.push_back(work);
   return work;
 }
 
 Coalescing::WorkPtr Coalescing::end() {
-  std::optional<Calls> calls;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    calls.swap(calls_);
-  }
+  auto calls = take();
   if (!calls) return nullptr;
   auto works = std::move(calls->works);
   if (calls->inner) {
@@ -97,6 +96,12 @@ Coalescing::WorkPtr Coalescing::end() {
   }
   if (works.size() > 1) return c10::make_intrusive<CoalescedWork>(std::move(works));
   return works.empty() ? nullptr : works.front();
+}
+
+std::optional<Coalescing::Calls> Coalescing::take() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto own = calls_.extract(std::this_thread::get_id());
+  return own ? std::make_optional(std::move(own.mapped())) : std::nullopt;
 }
 
 }  // namespace gflow

@@ -1,9 +1,12 @@
 // Coalescing: calls of one thread between startCoalescing and endCoalescing, which are over as one.
 // On a device the inner backend makes one of them, so that messages in both directions do not wait
-// for each other. It must never begin anything on a backend that nobody calls, and never concern
-// what other threads call meanwhile: that would depend on time, and so differ between ranks.
+// for each other. It must never begin anything on a backend that nobody calls, and never decide
+// anything for calls of other threads: that would depend on time, and so differ between ranks.
+// (What other threads call on the inner backend itself meanwhile is torch's business: NCCL's takes
+// that for a part of it.)
 #pragma once
 
+#include <map>
 #include <mutex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -15,8 +18,9 @@ class Coalescing {
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
-  // From now on. What was started before and never ended, because of an error, is given up.
-  void start();
+  // From now on. What was started before and never ended, because of an error, is given up: in a
+  // group that `is_well` the inner backend ends it, in another one that would wait for lost ranks.
+  void start(bool is_well);
 
   // Whether what this thread calls belongs to it.
   bool is_active() const;
@@ -32,16 +36,15 @@ class Coalescing {
 
  private:
   struct Calls {
-    std::thread::id of = std::this_thread::get_id();
     BackendPtr inner;
     std::vector<WorkPtr> works;
   };
 
-  // With the mutex held: the calls, if they are this thread's.
-  bool are_of_this_thread() const { return calls_ && calls_->of == std::this_thread::get_id(); }
+  // This thread's calls, if it is at it.
+  std::optional<Calls> take();
 
   mutable std::mutex mutex_;
-  std::optional<Calls> calls_;
+  std::map<std::thread::id, Calls> calls_;
 };
 
 }  // namespace gflow

@@ -86,6 +86,8 @@ bool GflowBackend::compresses_on(at::Device device) const {
 
 c10::intrusive_ptr<Backend> GflowBackend::inner_to_call(at::Device device) {
   auto inner = inner_for(device);
+  // What the engine has yet to begin there must not become a part of it.
+  if (coalescing_.is_active()) let_engine_begin();
   coalescing_.enter(inner);
   return inner;
 }
@@ -501,6 +503,10 @@ WorkPtr GflowBackend::recvAnysource(Tensors& tensors, int tag) {
 
 bool GflowBackend::supportsCoalescing() const {
   return has_device_backend() && accelerator_->inner->supportsCoalescing();
+}
+
+void GflowBackend::startCoalescing() {
+  coalescing_.start(getError() == c10d::ErrorType::SUCCESS);
 }
 
 // The memory of gradient buckets.

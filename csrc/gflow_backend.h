@@ -101,7 +101,7 @@ class GflowBackend : public Backend {
 
   // Calls that are one: messages in both directions, or what `_coalescing_manager` collects.
   bool supportsCoalescing() const override;
-  void startCoalescing() override { coalescing_.start(); }
+  void startCoalescing() override;
   WorkPtr endCoalescing() override { return coalescing_.end(); }
 
   // The memory of gradient buckets.

@@ -540,8 +540,7 @@ impl Group {
     fn bucket_state(&self, number: u32, timeout_ms: u64) -> Result<ffi::BucketState> {
         guard(|| {
             let limit = milliseconds(timeout_ms);
-            let state =
-                self.engine.with_gradients(limit, |gradients| gradients.state_of(number, limit))?;
+            let state = self.engine.bucket_state(number, limit)?;
             let State { step, residual, velocity } =
                 state.map_err(|fault| self.on_device("saving what is kept of a bucket", fault))?;
             Ok(ffi::BucketState { step, residual, velocity })

@@ -1,13 +1,15 @@
 //! A communicator: this rank's end of NCCL with some ranks. It is a non-blocking one: no call waits for
 //! other ranks, and what a call has begun is asked for until it is done, or the communicator is over.
 //!
-//! One thread at a time is inside NCCL with it. The watchdog may end it at any time; after that nothing
-//! is begun with it any more, and who waits for something that was begun returns.
+//! One thread at a time is inside NCCL with it. It may be ended at any time; after that nothing is begun
+//! with it any more, and who waits for something that was begun returns. All that ends one may take long,
+//! for NCCL may wait for other ranks then, and is done aside: [`end_aside`].
 
 use super::context::Context;
 use super::fault::{Fault, Result};
 use super::nccl::{Handle, Nccl, On, UniqueId};
 use super::stream::Stream;
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,6 +20,12 @@ pub const CALL_LIMIT: Duration = Duration::from_millis(500);
 /// a call is mostly a matter of microseconds, but at the first one it makes connections.
 const EAGER_LOOKS: usize = 100;
 const PAUSE: Duration = Duration::from_micros(100);
+
+/// How long NCCL may take to finish what it is at, when all is over on the device.
+pub const LEAVE_LIMIT: Duration = Duration::from_secs(2);
+
+/// What those who wait for NCCL look at meanwhile; an error ends the wait.
+pub type Look<'a> = &'a mut dyn FnMut() -> Result<()>;
 
 pub struct Communicator {
     nccl: &'static Nccl,
@@ -35,8 +43,8 @@ struct State {
     is_busy: bool,
 }
 
-// SAFETY: NCCL lets any thread use a communicator, one at a time, which `call` sees to, and lets any abort
-// it.
+// SAFETY: NCCL lets any thread use a communicator, one at a time, which `call` sees to. An abort comes only
+// when no call is under way, or when one hangs, which nothing else could end.
 unsafe impl Send for Communicator {}
 // SAFETY: as above.
 unsafe impl Sync for Communicator {}
@@ -62,10 +70,16 @@ impl Communicator {
         self.call(|handle| unsafe { self.nccl.is_ready(handle) })
     }
 
-    /// Puts something of NCCL's on a stream of its device, and returns when it is there.
-    pub fn put(&self, stream: &Stream, work: impl FnOnce(&Nccl, On) -> Result<()>) -> Result<()> {
+    /// Puts something of NCCL's on a stream of its device, and returns when it is there. If that takes
+    /// longer than usual, because NCCL makes connections, `look` is called from time to time.
+    pub fn put(
+        &self,
+        stream: &Stream,
+        look: Look,
+        work: impl FnOnce(&Nccl, On) -> Result<()>,
+    ) -> Result<()> {
         self.call(|handle| work(self.nccl, On { handle, stream: stream.handle().cast() }))?;
-        self.until_ready(None)
+        self.until_ready(look)
     }
 
     /// What has gone wrong since, where nobody waited for it. It does not wait for a call that is under
@@ -80,14 +94,19 @@ impl Communicator {
     }
 
     /// Leaves the other ranks in order, once all that was put on streams is over there: NCCL may still be
-    /// sending what they wait for. Whatever is not done within the limit is aborted. Done again, or after
-    /// an abort, it does nothing.
-    pub fn leave(&self, limit: Duration) {
-        let until = Instant::now() + limit;
-        // SAFETY: it is valid until it is over, this is the only call, and the watchdog, which calls this,
-        // lets nobody put anything on a stream before.
+    /// sending what they wait for. What is not finished after a while is aborted. Done again, or after an
+    /// abort, it does nothing.
+    pub fn leave(&self) {
+        let until = Instant::now() + LEAVE_LIMIT;
+        // SAFETY: it is valid until it is over, this is the only call, and the watchdog, which has this
+        // done, lets nobody put anything on a stream before.
         let begun = self.call(|handle| unsafe { self.nccl.finalize(handle) });
-        let left = begun.and_then(|()| self.until_ready(Some(until)));
+        let left = begun.and_then(|()| {
+            self.until_ready(&mut || match until <= Instant::now() {
+                true => Err(Fault("NCCL was not done in time".to_string())),
+                false => Ok(()),
+            })
+        });
         if left.is_err() {
             return self.abort();
         }
@@ -97,7 +116,7 @@ impl Communicator {
 
     /// Ends it, and with it what it is at on the device. Done again it does nothing.
     pub fn abort(&self) {
-        // SAFETY: no call begins any more; one that hangs in NCCL is what an abort is for.
+        // SAFETY: no call begins any more; one that still hangs in NCCL is what an abort is for.
         self.end(|handle| unsafe { self.nccl.abort(handle) });
     }
 
@@ -108,17 +127,16 @@ impl Communicator {
     }
 
     /// Waits until NCCL is done with what was begun last.
-    fn until_ready(&self, until: Option<Instant>) -> Result<()> {
+    fn until_ready(&self, look: Look) -> Result<()> {
         for looks in 0.. {
             if self.is_ready()? {
                 break;
             }
-            if until.is_some_and(|until| until <= Instant::now()) {
-                return Err(Fault("NCCL was not done in time".to_string()));
-            }
-            match looks < EAGER_LOOKS {
-                true => std::thread::yield_now(),
-                false => std::thread::sleep(PAUSE),
+            if looks < EAGER_LOOKS {
+                std::thread::yield_now();
+            } else {
+                look()?;
+                std::thread::sleep(PAUSE);
             }
         }
         Ok(())
@@ -166,4 +184,26 @@ impl Communicator {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Ends some communicators, `how` they say, each on a thread of its own: two that are on one stream wait
+/// for each other, so one can be the first to be over only if all are being ended. What is returned is
+/// disconnected when all have ended, which nobody has to wait for.
+pub fn end_aside(
+    communicators: impl IntoIterator<Item = Arc<Communicator>>,
+    how: fn(&Communicator),
+) -> Receiver<()> {
+    let (sender, ended) = channel();
+    for communicator in communicators {
+        let (of_thread, sender) = (communicator.clone(), sender.clone());
+        let thread = std::thread::Builder::new().name("gflow-goodbye".to_string());
+        let started = thread.spawn(move || {
+            how(&of_thread);
+            drop(sender);
+        });
+        if started.is_err() {
+            how(&communicator);
+        }
+    }
+    ended
 }

@@ -5,7 +5,7 @@
 //! The arithmetic is that of `compress`, to the bit. Only one thing cannot be had back here: what NCCL
 //! rounds off a partial sum of 16 bits on the way.
 
-use super::communicator::Communicator;
+use super::communicator::{Communicator, Look};
 use super::fault::{Fault, Result};
 use super::kernels::largest_norm;
 use super::lane::Lane;
@@ -60,12 +60,13 @@ const ALIGNMENT: usize = 64;
 
 impl Exchange<'_> {
     /// Puts the exchange on the stream, and returns how many elements of each shard are sent. The report
-    /// gets its stages: accumulate, norms, pack, wire and unpack.
+    /// gets its stages: accumulate, norms, pack, wire and unpack. `look` is for when NCCL takes its time.
     pub fn run(
         &self,
         shards: &[Shard],
         room: &mut Room,
         report: &mut Report,
+        look: Look,
     ) -> Result<Vec<usize>> {
         let Exchange { lane, across, wire, .. } = self;
         let (stream, kernels) = (&lane.stream, &lane.kernels);
@@ -85,7 +86,7 @@ impl Exchange<'_> {
         let kind = Kind::from(Element::F32);
         let norms = Elements { address: first.norms, count: layout.chunks, kind };
         // SAFETY: the room is this lane's, and was made as large as the layout.
-        across.put(stream, |nccl, on| unsafe { nccl.all_reduce(norms, on) })?;
+        across.put(stream, look, |nccl, on| unsafe { nccl.all_reduce(norms, on) })?;
         report.end_stage()?;
         for one in &placed {
             kernels.select(stream, one)?;
@@ -96,7 +97,7 @@ impl Exchange<'_> {
         let kind = Kind::from(*wire);
         let sent = Elements { address: first.wire, count: layout.elements, kind };
         // SAFETY: as above.
-        across.put(stream, |nccl, on| unsafe { nccl.all_reduce(sent, on) })?;
+        across.put(stream, look, |nccl, on| unsafe { nccl.all_reduce(sent, on) })?;
         report.end_stage()?;
         for one in &placed {
             kernels.unpack(stream, one, *wire, self.is_first_host, clamp)?;

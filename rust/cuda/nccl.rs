@@ -179,15 +179,20 @@ impl Nccl {
         Ok(id)
     }
 
+    /// Fails where the environment makes NCCL wait inside of its calls, whatever it is asked for.
+    pub fn refuse_to_block(&self) -> Result<()> {
+        match std::env::var(BLOCKING_VARIABLE).as_deref().map(is_one) {
+            Ok(true) => Err(Fault(format!(
+                "{BLOCKING_VARIABLE}=1 makes NCCL wait in every call for as long as it likes, and a rank \
+                 that is lost could not be noticed. Take it out of the environment"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// Begins to meet the other ranks of a new communicator. The device is that of the context that this
     /// thread is in.
     pub fn init_rank(&self, ranks: usize, id: UniqueId, rank: usize) -> Result<Handle> {
-        if std::env::var(BLOCKING_VARIABLE).is_ok_and(|value| value.trim() == "1") {
-            return Err(Fault(format!(
-                "{BLOCKING_VARIABLE}=1 makes NCCL wait in every call for as long as it likes, and a rank \
-                 that is lost could not be noticed. Take it out of the environment"
-            )));
-        }
         let mut handle = std::ptr::null_mut();
         let (ranks, rank) = (number(ranks)?, number(rank)?);
         let config = Config::NON_BLOCKING;
@@ -335,6 +340,12 @@ impl Nccl {
     }
 }
 
+/// Whether NCCL reads this as 1, in whatever base.
+fn is_one(value: &str) -> bool {
+    let digits = value.trim().trim_start_matches('+').to_ascii_lowercase();
+    digits.strip_prefix("0x").unwrap_or(&digits).trim_start_matches('0') == "1"
+}
+
 /// A version as people write it.
 pub fn in_words(version: i32) -> String {
     format!("{}.{}.{}", version / 10000, version / 100 % 100, version % 100)
@@ -347,6 +358,12 @@ fn number(value: usize) -> Result<c_int> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_one_is_known_in_every_base() {
+        assert!(["1", " 1 ", "01", "+1", "0x1", "0X01"].into_iter().all(is_one));
+        assert!(!["0", "", "-1", "10", "0x10", "true"].into_iter().any(is_one));
+    }
 
     #[test]
     fn versions_read_as_people_write_them() {

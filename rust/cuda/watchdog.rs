@@ -2,11 +2,11 @@
 //!
 //! It ends with its group. Whatever goes wrong on a device, in NCCL or at another rank, or takes longer
 //! than its deadline, is reported once; then the communicators are aborted, so that no kernel waits for
-//! a rank that will not come. Where all is well to the end, they are left in order. It sleeps, it is the
-//! only thread that ends communicators, because that may take long, and it asks neither the driver nor
-//! NCCL nor the group for anything while somebody who puts things on streams could wait for it.
+//! a rank that will not come. Where all is well to the end, they are left in order. It sleeps, and asks
+//! neither the driver nor NCCL nor the group for anything while somebody who puts things on streams could
+//! wait for it.
 
-use super::communicator::{CALL_LIMIT, Communicator};
+use super::communicator::{CALL_LIMIT, Communicator, LEAVE_LIMIT, end_aside};
 use super::event::Event;
 use super::fault::{Fault, Result};
 use std::collections::VecDeque;
@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 /// How often it looks while something is under way.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How long NCCL may take to leave a communicator in order, when all is over on the device.
-const LEAVE_LIMIT: Duration = Duration::from_secs(2);
-/// How long the end of one communicator may take at most: leaving in order, and if that fails an abort,
-/// which waits for calls first, and NCCL for its threads.
+/// The same while somebody waits for what is under way.
+const LOOK_EAGERLY: Duration = Duration::from_millis(1);
+/// How long the end of the communicators is waited for: leaving in order, and if that fails an abort,
+/// which waits for calls first, and NCCL for its threads. What takes longer is left behind.
 const END_LIMIT: Duration = LEAVE_LIMIT.saturating_add(CALL_LIMIT.saturating_mul(2));
 
 /// What went wrong with something that was put on a stream.
@@ -59,6 +59,8 @@ struct State<T> {
     /// In the order in which they were put on streams.
     under_way: VecDeque<UnderWay<T>>,
     next: u64,
+    /// How many wait until nothing is under way.
+    resting: usize,
     is_running: bool,
     is_to_end: bool,
     /// Something has gone wrong, so communicators are not left in order.
@@ -87,6 +89,7 @@ impl<T> Default for Watchdog<T> {
             communicators: Vec::new(),
             under_way: VecDeque::new(),
             next: 0,
+            resting: 0,
             is_running: false,
             is_to_end: false,
             has_failed: false,
@@ -117,8 +120,8 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
     pub fn take(&self, communicator: &Arc<Communicator>) {
         let mut state = self.lock();
         if state.is_to_end && !state.is_running {
-            drop(state);
-            return communicator.abort();
+            drop(end_aside([communicator.clone()], Communicator::abort));
+            return;
         }
         state.communicators.push(communicator.clone());
     }
@@ -162,7 +165,14 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
     /// Waits until nothing is under way any more, or the watchdog is over, or the limit is reached.
     pub fn rest(&self, limit: Duration) {
         let is_busy = |state: &mut State<T>| !state.under_way.is_empty() && !state.is_over;
-        drop(self.changed.wait_timeout_while(self.lock(), limit, is_busy));
+        let mut state = self.lock();
+        state.resting += 1;
+        self.changed.notify_all();
+        let (mut state, _) = self
+            .changed
+            .wait_timeout_while(state, limit, is_busy)
+            .unwrap_or_else(PoisonError::into_inner);
+        state.resting -= 1;
     }
 
     /// Ends it with its group: what is under way may still finish within a limit, the rest is aborted. So
@@ -178,8 +188,7 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
         }
         self.changed.notify_all();
         // A little longer: it needs time to end the communicators.
-        let ends = END_LIMIT * u32::try_from(state.communicators.len()).unwrap_or(1);
-        let limit = limit + 10 * LOOK_EVERY + ends;
+        let limit = limit + 10 * LOOK_EVERY + END_LIMIT;
         let (state, _) = self
             .changed
             .wait_timeout_while(state, limit, |state| state.is_running)
@@ -202,14 +211,13 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
         drop(state);
         drop(under_way);
         self.changed.notify_all();
+        let how = if is_in_order { Communicator::leave } else { Communicator::abort };
         let mut state = self.lock();
         // Also those that are handed over meanwhile: an end takes time.
-        while let Some(communicator) = state.communicators.pop() {
+        while !state.communicators.is_empty() {
+            let communicators = std::mem::take(&mut state.communicators);
             drop(state);
-            match is_in_order {
-                true => communicator.leave(LEAVE_LIMIT),
-                false => communicator.abort(),
-            }
+            let _ = end_aside(communicators, how).recv_timeout(END_LIMIT);
             state = self.lock();
         }
         state.is_running = false;
@@ -240,10 +248,10 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
                 }
                 return false;
             }
-            let (awake, _) = self
-                .changed
-                .wait_timeout(self.lock(), LOOK_EVERY)
-                .unwrap_or_else(PoisonError::into_inner);
+            let asleep = self.lock();
+            let pause = if asleep.resting > 0 { LOOK_EAGERLY } else { LOOK_EVERY };
+            let (awake, _) =
+                self.changed.wait_timeout(asleep, pause).unwrap_or_else(PoisonError::into_inner);
             state = awake;
         }
     }

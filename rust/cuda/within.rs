@@ -1,7 +1,7 @@
 //! Within a host, at full precision: every carrier gets the sum of its part of a tensor, and in the end
 //! every rank all parts. All of it is put on the stream of a lane.
 
-use super::communicator::Communicator;
+use super::communicator::{Communicator, Look};
 use super::fault::Result;
 use super::lane::Lane;
 use super::nccl::{Elements, Kind, Nccl, On};
@@ -23,8 +23,8 @@ pub struct Parts<'a> {
 
 impl Parts<'_> {
     /// Sums every part on the rank that carries it.
-    pub fn reduce(&self) -> Result<()> {
-        self.put(|nccl, on| match self.equal() {
+    pub fn reduce(&self, look: Look) -> Result<()> {
+        self.put(look, |nccl, on| match self.equal() {
             // SAFETY: the tensor belongs to the exchange until that is over, on this stream.
             Some(own) => unsafe { nccl.reduce_scatter(self.address, own, on) },
             None => nccl.group(|| {
@@ -37,8 +37,8 @@ impl Parts<'_> {
     }
 
     /// Brings every part to all ranks.
-    pub fn hand_out(&self) -> Result<()> {
-        self.put(|nccl, on| match self.equal() {
+    pub fn hand_out(&self, look: Look) -> Result<()> {
+        self.put(look, |nccl, on| match self.equal() {
             // SAFETY: as above.
             Some(own) => unsafe { nccl.all_gather(self.address, own, on) },
             None => nccl.group(|| {
@@ -50,10 +50,10 @@ impl Parts<'_> {
         })
     }
 
-    fn put(&self, work: impl FnOnce(&Nccl, On) -> Result<()>) -> Result<()> {
+    fn put(&self, look: Look, work: impl FnOnce(&Nccl, On) -> Result<()>) -> Result<()> {
         match self.ranges.iter().all(Range::is_empty) {
             true => Ok(()),
-            false => self.within.put(&self.lane.stream, work),
+            false => self.within.put(&self.lane.stream, look, work),
         }
     }
 

@@ -9,21 +9,20 @@ use crate::cuda::event::Event;
 use crate::cuda::lane::Lane;
 use crate::cuda::watchdog::Watchdog;
 use crate::error::Error;
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[derive(Default)]
 pub struct Devices {
-    lanes: Mutex<Lanes>,
+    /// In the order in which they were first to be opened; the first has number 1. Those that could not
+    /// be keep their number: the other ranks count them too.
+    lanes: Mutex<Vec<Opened>>,
     pub watchdog: Arc<Watchdog<Arc<Doing>>>,
 }
 
-#[derive(Default)]
-struct Lanes {
-    /// In the order in which they were opened; the first has number 1.
-    open: Vec<Arc<Lane>>,
-    /// Why a device could not be opened.
-    closed: BTreeMap<i32, Fault>,
+/// A device that was to be opened, and the lane there or why there is none.
+struct Opened {
+    device: i32,
+    lane: Result<Arc<Lane>, Fault>,
 }
 
 /// What a call's tensors need to be worked on: where they are, and what has to be over before.
@@ -46,30 +45,34 @@ impl Devices {
     /// is tried again. Why it could not is what the next call there meets.
     pub fn open(&self, device: i32, stream: u64, group: WatchedGroup) {
         let mut lanes = self.lock();
-        if lanes.open.iter().any(|lane| lane.device == device) {
+        let known = lanes.iter().position(|one| one.device == device);
+        let place = known.unwrap_or(lanes.len());
+        if lanes.get(place).is_some_and(|one| one.lane.is_ok()) {
             return;
         }
-        let opened = Lane::open(lanes.next(), device, stream);
-        match opened.and_then(|lane| self.watchdog.start(group).map(|()| lane)) {
-            Ok(lane) => {
-                lanes.closed.remove(&device);
-                lanes.open.push(Arc::new(lane));
-            }
-            Err(fault) => drop(lanes.closed.insert(device, fault)),
+        let lane = Lane::open(place as u32 + 1, device, stream)
+            .and_then(|lane| self.watchdog.start(group).map(|()| Arc::new(lane)));
+        match lanes.get_mut(place) {
+            Some(one) => one.lane = lane,
+            None => lanes.push(Opened { device, lane }),
         }
     }
 
     /// Marks, on the caller's thread, what the caller has put on its stream so far.
     pub fn arrive(&self, at: OnDevice) -> Result<Arrival, Obstacle> {
         let lanes = self.lock();
-        let found = lanes.open.iter().find(|lane| lane.device == at.device).cloned();
-        let Some(lane) = found else {
-            let why = match lanes.closed.get(&at.device) {
-                Some(fault) => fault.to_string(),
-                None => "it was not opened for this group".to_string(),
-            };
-            let error = Error::Operation(format!("GPU {} cannot be used: {why}", at.device));
-            return Err(Obstacle::Unable { lane: lanes.next(), error });
+        let found = lanes.iter().position(|one| one.device == at.device);
+        let number = found.unwrap_or(lanes.len()) as u32 + 1;
+        let lane = match found.map(|place| lanes[place].lane.clone()) {
+            Some(Ok(lane)) => lane,
+            other => {
+                let why = match other {
+                    Some(Err(fault)) => fault.to_string(),
+                    _ => "it was not opened for this group".to_string(),
+                };
+                let error = Error::Operation(format!("GPU {} cannot be used: {why}", at.device));
+                return Err(Obstacle::Unable { lane: number, error });
+            }
         };
         drop(lanes);
         let mark = match lane.is_captured(at.stream) {
@@ -95,17 +98,10 @@ impl Devices {
 
     /// The lane with this number.
     pub fn lane(&self, number: u32) -> Option<Arc<Lane>> {
-        self.lock().open.get((number as usize).checked_sub(1)?).cloned()
+        self.lock().get((number as usize).checked_sub(1)?)?.lane.clone().ok()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Lanes> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Opened>> {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Lanes {
-    /// The number of the next one that is opened.
-    fn next(&self) -> u32 {
-        self.open.len() as u32 + 1
     }
 }

@@ -17,6 +17,7 @@ mod worker;
 use crate::arithmetic::element::Element;
 use crate::collective::call::Call;
 use crate::collective::fabric::Fabric;
+use crate::cuda;
 use crate::error::{Error, Result};
 use crate::metrics::gradients::{GradientCounters, GradientCounts};
 use crate::metrics::traffic::{Times, Traffic};
@@ -25,7 +26,7 @@ use crate::transport::interrupt::Interrupt;
 use crate::transport::{Failure, Watch};
 use devices::{Arrival, Devices, Obstacle};
 use front::Front;
-use gradients::{Courier, Gradients};
+use gradients::{Courier, Gradients, State};
 use hands::Hands;
 use operation::Operation;
 use queue::Queue;
@@ -245,13 +246,18 @@ impl Engine {
         action: impl FnOnce(&mut Gradients) -> T,
     ) -> Result<T> {
         self.fence(limit)?;
-        // Not with the front locked: then nobody could look after the peers.
-        self.shared.devices.watchdog.rest(limit);
-        self.check_usable()?;
         let outcome = action(&mut self.shared.front().gradients);
         // A group that has failed meanwhile has aborted its exchanges: what was read is no result.
         self.check_usable()?;
         Ok(outcome)
+    }
+
+    /// What is kept of a bucket. If that is on a device, it waits for it, with an eye on the peers.
+    pub fn bucket_state(&self, number: u32, limit: Duration) -> Result<cuda::Result<State>> {
+        self.fence(limit)?;
+        // Not with the front locked: then nobody could look after the peers.
+        self.shared.devices.watchdog.rest(limit);
+        self.with_gradients(limit, |gradients| gradients.state_of(number, limit))
     }
 
     /// These buckets are gone: nothing needs to be kept of them.

@@ -74,13 +74,17 @@ def batches(rank: int, world: int) -> dict[str, Any]:
         # More than a connection holds: who only sends waits until the other one receives.
         own = torch.full((1 << 21,), rank + 1.0, device=where)
         got = torch.empty_like(own)
+        # The engine has yet to begin it: it is no part of the batch.
+        before = torch.full((3,), rank + 1.0, device=where)
+        pending = dist.all_reduce(before, async_op=True)
         operations = [
             dist.P2POp(dist.isend, own, (rank + 1) % world),
             dist.P2POp(dist.irecv, got, (rank - 1) % world),
         ]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
-        seen[where.type] = got.unique().tolist()
+        pending.wait()
+        seen[where.type] = [*got.unique().tolist(), *before.tolist()]
     first, second = own[:3].to(there), own[:5].to(there)
     with dist._coalescing_manager(group, there, async_ops=True) as manager:
         dist.broadcast(first, 0)
@@ -98,10 +102,10 @@ def batches(rank: int, world: int) -> dict[str, Any]:
 
 def test_calls_are_coalesced_by_the_inner_backend(on_device: Callable[..., Team]) -> None:
     for rank, seen in enumerate(on_device(2).run(batches)):
-        assert seen[NAME] == seen["cpu"] == [2.0 - rank]
+        assert seen[NAME] == seen["cpu"] == [2.0 - rank, 3.0, 3.0, 3.0]
         assert seen["collected"] == [2.0] * 3 + [2.0] * 5
         assert seen["nothing"] is None
-        assert seen["engine"] == {}
+        assert seen["engine"] == {"all_reduce": 2}
 
 
 @jobs.clean

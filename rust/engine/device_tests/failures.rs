@@ -22,7 +22,10 @@ const BOUND: Duration = Duration::from_secs(15);
 /// A group of two hosts that has made its first exchanges: the communicators are there, and the next
 /// one is compressed.
 fn group() -> (Case, Vec<Member>, Vec<Gpu>) {
-    let case = two_hosts(vec![3000]);
+    group_of(two_hosts(vec![3000]))
+}
+
+fn group_of(case: Case) -> (Case, Vec<Member>, Vec<Gpu>) {
     let members = case.members();
     let gpus = gpus(&members);
     for step in 0..=gradient_tests::WARMUP {
@@ -180,7 +183,7 @@ fn a_rank_that_is_gone_is_named_at_once_while_a_gpu_is_waited_for_to_save_a_stat
     let pending = begin(&case, &members, &gpus, AN_HOUR);
     assert!(pending.iter().flatten().all(|one| one.outcome().is_none()));
     let text = while_a_rank_is_lost(members.pop().unwrap(), || {
-        members[0].engine.with_gradients(AN_HOUR, |_| ()).unwrap_err().to_string()
+        members[0].engine.bucket_state(1, AN_HOUR).unwrap_err().to_string()
     });
     assert_has(&text, &["rank 1", "#4"]);
     standin.freeze(gpus[0].engine_stream.raw(), false);
@@ -207,6 +210,45 @@ fn a_rank_that_is_gone_is_named_at_once_while_a_loaded_state_waits_for_its_gpu()
     assert_has(&text, &["rank 1", "#5"]);
     standin.freeze(gpus[0].engine_stream.raw(), false);
     pending.extend(waiting);
+    end(members, pending);
+    standin.clear();
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn a_rank_that_is_gone_is_named_at_once_while_nccl_takes_its_time() {
+    let standin = Standin::ready();
+    let (case, mut members, gpus) = group();
+    standin.delay_nccl(10_000_000);
+    let pending = begin(&case, &members, &gpus, AN_HOUR);
+    let text = while_a_rank_is_lost(members.pop().unwrap(), || {
+        pending[0].as_ref().unwrap().outcome().unwrap()
+    });
+    assert_has(&text, &["lost rank 1", "#4"]);
+    standin.delay_nccl(0);
+    end(members, pending);
+    standin.clear();
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn a_gpu_is_free_again_when_another_rank_of_its_host_is_lost() {
+    let standin = Standin::ready();
+    let (case, mut members, gpus) =
+        group_of(Case { hosts: vec![0, 0, 1, 1], ..two_hosts(vec![3000]) });
+    // What is within the host stands before what is across hosts, on the streams of the others.
+    standin.freeze(gpus[1].engine_stream.raw(), true);
+    let pending = begin(&case, &members, &gpus, AN_HOUR);
+    assert!(pending.iter().flatten().all(|one| one.outcome().is_none()));
+    let gone = members.remove(1);
+    gone.engine.abort("out of memory");
+    let leaving = std::thread::spawn(move || drop(gone));
+    for (member, gpu) in members.iter().zip([&gpus[0], &gpus[2], &gpus[3]]) {
+        later_error(member);
+        gpu.engine_stream.rest(BOUND).unwrap();
+    }
+    standin.freeze(gpus[1].engine_stream.raw(), false);
+    leaving.join().unwrap();
     end(members, pending);
     standin.clear();
 }
@@ -314,6 +356,16 @@ fn a_gpu_that_one_rank_cannot_use_is_told_to_all_and_the_group_goes_on() {
     let fails = || standin.fail_next("cuEventRecord", CUDA_ERROR_LAUNCH_FAILED);
     told(&fails, &["rank 0", "cannot take part: GPU 0: cuEventRecord"]);
     exchange(&case, &members, &gpus, &gradients(&case, 0));
+
+    // One that cannot be used at all is no reason why others cannot.
+    let (bad, good): (Vec<_>, Vec<_>) = (2..4).map(|n| (Gpu::new(n), Gpu::new(n + 2))).unzip();
+    standin.fail_next("cuModuleLoadData", CUDA_ERROR_OUT_OF_MEMORY);
+    for gpus in [&bad, &good] {
+        for (gpu, member) in gpus.iter().zip(&members) {
+            gpu.open(member).unwrap();
+        }
+    }
+    exchange(&case, &members, &good, &gradients(&case, 1));
     drop(members);
     standin.assert_clean();
 }

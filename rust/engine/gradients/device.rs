@@ -17,9 +17,9 @@ use crate::collective::chunks::cut;
 use crate::collective::fabric::Fabric;
 use crate::collective::hosts;
 use crate::collective::span::Span;
-use crate::collective::topology::Topology;
 use crate::compress::Momentum;
 use crate::compress::schedule::count;
+use crate::cuda::communicator::Look;
 use crate::cuda::exchange::{Exchange, Shard};
 use crate::cuda::lane::Lane;
 use crate::cuda::nccl::{Elements, Kind};
@@ -42,6 +42,20 @@ pub struct DevicePath {
     rank: usize,
     /// Bytes that this rank sends for exchanges that were not counted yet, as a ring would.
     sent: u64,
+}
+
+/// What is looked at while something is put on the stream.
+struct Eyes<'a> {
+    fabric: &'a mut Fabric,
+    counters: &'a Arc<GradientCounters>,
+    deadline: Instant,
+}
+
+impl Eyes<'_> {
+    fn of<'a>(means: &'a mut Means) -> Eyes<'a> {
+        let Means { fabric, counters, deadline, .. } = means;
+        Eyes { fabric, counters, deadline: *deadline }
+    }
 }
 
 impl DevicePath {
@@ -69,24 +83,32 @@ impl DevicePath {
     }
 
     /// Puts something on the stream, under the eyes of the watchdog. `work` ends a stage of the report for
-    /// each of `stages`, and returns the buckets whose shards are in it.
+    /// each of `stages`, and returns the buckets whose shards are in it. Where it waits, it looks after the
+    /// peers: the watchdog cannot, while this one has the way to them.
     fn enqueue(
         &self,
         of: &Arc<Doing>,
-        means: &Means,
+        Eyes { fabric, counters, deadline }: Eyes,
         stages: &'static [Stage],
-        work: impl FnOnce(&mut Report) -> cuda::Result<Vec<u32>>,
+        work: impl FnOnce(&mut Report, Look) -> cuda::Result<Vec<u32>>,
     ) -> Result<(), Failure> {
-        let counters = means.counters.clone();
+        let counters = counters.clone();
+        let mut lost = None;
+        let mut look = || {
+            fabric.check().map_err(|failure| {
+                lost = Some(failure);
+                Fault("a rank was lost, or the group has ended".to_string())
+            })
+        };
         let on_stream = || {
             let mut report = Report::start(&self.lane.stream)?;
-            let buckets = work(&mut report)?;
+            let buckets = work(&mut report, &mut look)?;
             let mark = report.end()?;
             let then = move || note(&counters, report, stages, &buckets);
             Ok(End { mark, then: Some(Box::new(then)) })
         };
-        let during = self.watchdog.during(of.clone(), means.deadline, on_stream);
-        during.map_err(|fault| self.failed(fault))
+        let during = self.watchdog.during(of.clone(), deadline, on_stream);
+        during.map_err(|fault| lost.unwrap_or_else(|| self.failed(fault)))
     }
 
     fn failed(&self, fault: Fault) -> Failure {
@@ -125,7 +147,7 @@ impl DevicePath {
         &mut self,
         means: &mut Means,
         tensor: &Tensor,
-        work: impl FnOnce(&Parts) -> cuda::Result<()>,
+        work: impl FnOnce(&Parts, Look) -> cuda::Result<()>,
     ) -> Result<(), Failure> {
         let communicators = self.communicators(means.fabric, &tensor.of, means.deadline)?;
         let Some(within) = &communicators.within else { return Ok(()) };
@@ -139,8 +161,8 @@ impl DevicePath {
             ranks: topology.local_ranks().len(),
             place: topology.place(),
         };
-        self.enqueue(&tensor.of, means, &[Stage::WithinHost], |report| {
-            work(&parts)?;
+        self.enqueue(&tensor.of, Eyes::of(means), &[Stage::WithinHost], |report, look| {
+            work(&parts, look)?;
             report.end_stage().map(|()| Vec::new())
         })
     }
@@ -152,7 +174,7 @@ impl Path for DevicePath {
     }
 
     fn reduce_within(&mut self, means: &mut Means, tensor: &Tensor) -> Result<(), Failure> {
-        self.within(means, tensor, |parts| parts.reduce())
+        self.within(means, tensor, |parts, look| parts.reduce(look))
     }
 
     fn add_velocity(
@@ -173,6 +195,7 @@ impl Path for DevicePath {
     fn reduce_across(&mut self, means: &mut Means, tensor: &Tensor) -> Result<u64, Failure> {
         let communicators = self.communicators(means.fabric, &tensor.of, means.deadline)?;
         let topology = means.fabric.topology();
+        let hosts = topology.hosts();
         let (Some(across), Some(shard)) =
             (&communicators.across, hosts::own_shard(topology, tensor.span))
         else {
@@ -187,16 +210,17 @@ impl Path for DevicePath {
             // That of equal place on other hosts has as little.
             return Ok(0);
         }
-        self.enqueue(&tensor.of, means, &[Stage::Wire], |report| {
+        self.enqueue(&tensor.of, Eyes::of(means), &[Stage::Wire], |report, look| {
+            let stream = &self.lane.stream;
             // SAFETY: the tensor belongs to the exchange until that is over.
-            across.put(&self.lane.stream, |nccl, on| unsafe { nccl.all_reduce(elements, on) })?;
+            across.put(stream, look, |nccl, on| unsafe { nccl.all_reduce(elements, on) })?;
             report.end_stage().map(|()| Vec::new())
         })?;
-        Ok(ring_bytes(topology, shard.bytes))
+        Ok(ring_bytes(hosts, shard.bytes))
     }
 
     fn hand_out_within(&mut self, means: &mut Means, tensor: &Tensor) -> Result<(), Failure> {
-        self.within(means, tensor, |parts| parts.hand_out())
+        self.within(means, tensor, |parts, look| parts.hand_out(look))
     }
 
     fn dispatch(
@@ -211,11 +235,13 @@ impl Path for DevicePath {
         let communicators = self.communicators(means.fabric, &first, means.deadline)?;
         let Some(across) = &communicators.across else { return Ok(()) };
         self.make_room(means, members, manner)?;
-        let topology = means.fabric.topology();
+        let Means { fabric, buckets, counters, deadline, .. } = means;
+        let topology = fabric.topology();
+        let hosts = topology.hosts();
         let exchange = Exchange {
             lane: &self.lane,
             across,
-            hosts: topology.hosts(),
+            hosts,
             is_first_host: topology.host() == 0,
             wire: manner.method.wire,
             momentum: manner.momentum,
@@ -223,13 +249,14 @@ impl Path for DevicePath {
         let shards: Vec<_> = members
             .iter()
             .filter_map(|member| {
-                let bucket = means.buckets.get(&member.bucket.number)?;
+                let bucket = buckets.get(&member.bucket.number)?;
                 shard_of(member, bucket, manner)
             })
             .collect();
         let (mut room, mut sent) = (std::mem::take(&mut self.room), Vec::new());
-        let outcome = self.enqueue(&first, means, &STAGES, |report| {
-            sent = exchange.run(&shards, &mut room, report)?;
+        let eyes = Eyes { fabric, counters, deadline: *deadline };
+        let outcome = self.enqueue(&first, eyes, &STAGES, |report, look| {
+            sent = exchange.run(&shards, &mut room, report, look)?;
             Ok(members.iter().filter(|m| m.shard.is_some()).map(|m| m.bucket.number).collect())
         });
         self.room = room;
@@ -237,8 +264,8 @@ impl Path for DevicePath {
         for (member, sent) in members.iter_mut().filter_map(|m| m.shard.as_mut()).zip(sent) {
             member.sent_elements = sent;
             let bytes = sent * manner.method.wire.element_bytes();
-            self.sent += ring_bytes(topology, bytes);
-            means.counters.norms(ring_bytes(topology, 4 * member.grid.chunks()));
+            self.sent += ring_bytes(hosts, bytes);
+            counters.norms(ring_bytes(hosts, 4 * member.grid.chunks()));
         }
         Ok(())
     }
@@ -288,7 +315,7 @@ fn shard_of<'a>(member: &Member, bucket: &'a Bucket, manner: Manner) -> Option<S
 }
 
 /// What a ring of the hosts makes each send of so many bytes; what NCCL really does it does not say.
-fn ring_bytes(topology: &Topology, bytes: usize) -> u64 {
-    let hosts = topology.hosts() as u64;
+fn ring_bytes(hosts: usize, bytes: usize) -> u64 {
+    let hosts = hosts as u64;
     2 * (hosts - 1) * bytes as u64 / hosts
 }

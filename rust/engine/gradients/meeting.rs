@@ -6,7 +6,7 @@
 
 use crate::collective::agreement::IDS_CODE;
 use crate::collective::fabric::Fabric;
-use crate::cuda::communicator::Communicator;
+use crate::cuda::communicator::{Communicator, end_aside};
 use crate::cuda::lane::Lane;
 use crate::cuda::nccl::{ID_BYTES, UniqueId};
 use crate::cuda::{self, Fault};
@@ -25,8 +25,9 @@ pub struct Communicators {
 }
 
 impl Communicators {
-    fn abort(&self) {
-        self.within.iter().chain(&self.across).for_each(|one| one.abort());
+    /// Ends them, aside: that may wait for the ranks that have not come.
+    fn abort(self) {
+        drop(end_aside(self.within.into_iter().chain(self.across), Communicator::abort));
     }
 }
 
@@ -59,11 +60,13 @@ pub fn meet(
     });
     let across = across.filter(|_| hosts > 1);
 
+    // First and on every rank: what one cannot do must be known before the others wait for it in NCCL.
+    let is_usable = lane.nccl.refuse_to_block();
     let make = |seat: Option<Seat>| match seat {
         Some(seat) if seat.maker == rank => lane.nccl.unique_id().map(Some),
         _ => Ok(None),
     };
-    let ids = make(within).and_then(|within| Ok([within, make(across)?]));
+    let ids = is_usable.and_then(|()| Ok([make(within)?, make(across)?]));
     fabric.swap(&encode(seq, lane.number, &ids), deadline)?;
     let mut shown = Vec::new();
     for (rank, message) in fabric.inbox().iter().enumerate() {
@@ -85,10 +88,15 @@ pub fn meet(
         None => Ok(None),
     };
     let (within, across) = (id(within, 0)?, id(across, 1)?);
-    let mut met =
+    let met =
         Communicators { within: take_seat(fabric, lane, within, deadline, here)?, across: None };
-    met.across = take_seat(fabric, lane, across, deadline, here).inspect_err(|_| met.abort())?;
-    Ok(met)
+    match take_seat(fabric, lane, across, deadline, here) {
+        Ok(across) => Ok(Communicators { across, ..met }),
+        Err(failure) => {
+            met.abort();
+            Err(failure)
+        }
+    }
 }
 
 /// Waits until NCCL has brought the ranks of a communicator together, and looks after the peers meanwhile.
@@ -102,7 +110,7 @@ fn take_seat(
     let Some((seat, id)) = seat else { return Ok(None) };
     let start = Instant::now();
     let begun = Communicator::begin(lane.nccl, &lane.stream.context, seat.ranks, id, seat.own);
-    let communicator = begun.map_err(&here)?;
+    let communicator = Arc::new(begun.map_err(&here)?);
     let met = fabric.ask_until(deadline, || communicator.is_ready().map_err(&here));
     let late = || {
         let waited = start.elapsed().as_secs_f64();
@@ -111,9 +119,9 @@ fn take_seat(
         )))
     };
     match met.and_then(|in_time| in_time.then_some(()).ok_or_else(late)) {
-        Ok(()) => Ok(Some(Arc::new(communicator))),
+        Ok(()) => Ok(Some(communicator)),
         Err(failure) => {
-            communicator.abort();
+            drop(end_aside([communicator], Communicator::abort));
             Err(failure)
         }
     }

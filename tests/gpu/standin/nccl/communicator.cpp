@@ -227,7 +227,7 @@ void Communicator::leave() {
 }
 
 void Communicator::abort() {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   is_aborted_ = true;
   alarm_.ring();
   // Others must see at once that this rank is gone; the files are closed when nobody uses them.
@@ -239,6 +239,8 @@ void Communicator::abort() {
     }
   }
   changed_.notify_all();
+  // NCCL waits for its kernels, which may stand behind others on their stream.
+  changed_.wait(lock, [&] { return done_ >= called_; });
 }
 
 void Communicator::fail(ncclResult_t code, const std::string& reason) {
