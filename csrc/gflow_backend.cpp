@@ -505,9 +505,7 @@ bool GflowBackend::supportsCoalescing() const {
   return has_device_backend() && accelerator_->inner->supportsCoalescing();
 }
 
-void GflowBackend::startCoalescing() {
-  coalescing_.start(getError() == c10d::ErrorType::SUCCESS);
-}
+void GflowBackend::startCoalescing() { coalescing_.start(getError() == c10d::ErrorType::SUCCESS); }
 
 // The memory of gradient buckets.
 
