@@ -173,7 +173,11 @@ def test_the_peer_of_a_rank_that_aborts_gets_an_error_at_once(ranks: Callable[..
 
 
 def abort_everything(rank: int, world: int, backend: str) -> tuple[bool, Attempt, bool]:
+    store = rendezvous()
     still_works()
+    # Who aborts takes part in nothing any more, also not in what others are still at.
+    store.set(f"{rank} is done", "")
+    store.wait([f"{other} is done" for other in range(world)])
     work = dist.all_reduce(torch.ones(3), async_op=True) if rank == 0 else None
     _abort_process_group()
     gone = not dist.is_initialized()
