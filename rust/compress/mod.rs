@@ -37,6 +37,7 @@ pub mod selection;
 #[cfg(test)]
 mod tests;
 pub mod unpack;
+pub mod weight;
 pub mod wire;
 
 pub use accumulate::{Norms, accumulate};
@@ -49,4 +50,5 @@ pub use scale::scale_for;
 pub use schedule::Schedule;
 pub use selection::{add_norms, select};
 pub use unpack::{fill, unpack};
+pub use weight::Weight;
 pub use wire::Wire;

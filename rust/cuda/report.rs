@@ -8,6 +8,7 @@ use super::fault::Result;
 use super::kernels::NOT_CHOSEN;
 use super::pinned::Pinned;
 use super::stream::Stream;
+use crate::compress::Weight;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -17,8 +18,9 @@ const TIMES_SINCE: i32 = 12080;
 pub struct Report {
     stream: Arc<Stream>,
     has_times: bool,
-    /// The beginning, and the ends of the stages so far.
-    marks: Vec<Arc<Event>>,
+    beginning: Arc<Event>,
+    /// The ends of the stages so far.
+    ends: Vec<Arc<Event>>,
     weighed: Option<Weighed>,
 }
 
@@ -30,40 +32,24 @@ struct Weighed {
     shards: Vec<Range<usize>>,
 }
 
-/// How much there is in a shard, as L1 norms of this rank.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Weight {
-    pub gradient: f64,
-    /// What stays behind.
-    pub unsent: f64,
-}
-
 impl Report {
     /// Of what is put on the stream from now on.
     pub fn start(stream: &Arc<Stream>) -> Result<Report> {
         let has_times = driver::version()? >= TIMES_SINCE;
-        let mut report =
-            Report { stream: stream.clone(), has_times, marks: Vec::new(), weighed: None };
-        report.end_stage()?;
-        Ok(report)
+        let beginning = mark(stream, has_times)?;
+        let (stream, ends) = (stream.clone(), Vec::new());
+        Ok(Report { stream, has_times, beginning, ends, weighed: None })
     }
 
     /// What was put on the stream since the last call was one stage.
     pub fn end_stage(&mut self) -> Result<()> {
-        let mark = match self.has_times {
-            true => self.stream.record_with_time()?,
-            false => self.stream.record()?,
-        };
-        self.marks.push(Arc::new(mark));
+        self.ends.push(mark(&self.stream, self.has_times)?);
         Ok(())
     }
 
     /// What is reached when all of the stages so far are over.
-    pub fn end(&self) -> Result<Arc<Event>> {
-        match self.marks.last() {
-            Some(mark) => Ok(mark.clone()),
-            None => Ok(Arc::new(self.stream.record()?)),
-        }
+    pub fn end(&self) -> Arc<Event> {
+        self.ends.last().unwrap_or(&self.beginning).clone()
     }
 
     /// Before the norms of these shards become those of all ranks.
@@ -100,14 +86,12 @@ impl Report {
     /// How long the stages took on the device, in seconds, and how much was in each shard, once all are
     /// over; what cannot be known is left out.
     pub fn read(self) -> (Vec<f64>, Vec<Weight>) {
-        if !self.end().and_then(|end| end.is_over()).unwrap_or(false) {
+        if !self.end().is_over().unwrap_or(false) {
             return Default::default();
         }
-        let between = |pair: &[Arc<Event>]| pair[1].seconds_since(&pair[0]);
-        let times: Result<Vec<_>> = match self.has_times {
-            true => self.marks.windows(2).map(between).collect(),
-            false => Ok(Vec::new()),
-        };
+        let starts = std::iter::once(&self.beginning).chain(&self.ends);
+        let stages = starts.zip(&self.ends).filter(|_| self.has_times);
+        let times: Result<Vec<_>> = stages.map(|(start, end)| end.seconds_since(start)).collect();
         let weights = self.weighed.map(|weighed| {
             // SAFETY: the end was reached, and all of them come before it.
             let words = unsafe { weighed.numbers.words(3 * weighed.chunks) };
@@ -117,6 +101,10 @@ impl Report {
         });
         (times.unwrap_or_default(), weights.unwrap_or_default())
     }
+}
+
+fn mark(stream: &Stream, has_time: bool) -> Result<Arc<Event>> {
+    Ok(Arc::new(if has_time { stream.record_with_time()? } else { stream.record()? }))
 }
 
 /// The weights of shards, of own norms, norms of the gradient, and places of the chunks.

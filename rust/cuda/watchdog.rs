@@ -115,8 +115,8 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
         Ok(())
     }
 
-    /// Takes over a communicator, to look for its errors and to abort it in the end: at once, if the
-    /// group has ended meanwhile.
+    /// Takes over a communicator, to look for its errors and to end it with the group: at once, if
+    /// that has ended meanwhile.
     pub fn take(&self, communicator: &Arc<Communicator>) {
         let mut state = self.lock();
         if state.is_to_end && !state.is_running {

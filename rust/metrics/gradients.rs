@@ -95,11 +95,6 @@ pub struct GradientCounts {
     pub seconds: [f64; Stage::ALL.len()],
 }
 
-/// What stays behind over the gradient, as [`BucketCounts::residual_ratio`] has it.
-pub fn ratio(unsent: f64, gradient: f64) -> f64 {
-    if gradient > 0.0 { unsent / gradient } else { 0.0 }
-}
-
 #[derive(Debug, Default)]
 pub struct GradientCounters(Mutex<GradientCounts>);
 
@@ -132,10 +127,10 @@ impl GradientCounters {
         bucket.residual_ratio = one.residual_ratio.unwrap_or(bucket.residual_ratio);
     }
 
-    /// What stayed behind of a bucket, and its gradient, as L1 norms.
-    pub fn weigh(&self, bucket: u32, unsent: f64, gradient: f64) {
+    /// Says the [`BucketCounts::residual_ratio`] of an exchange that was counted without it.
+    pub fn weigh(&self, bucket: u32, residual_ratio: f64) {
         if let Some(counted) = self.lock().buckets.get_mut(&bucket) {
-            counted.residual_ratio = ratio(unsent, gradient);
+            counted.residual_ratio = residual_ratio;
         }
     }
 

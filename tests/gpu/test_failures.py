@@ -146,6 +146,25 @@ def test_a_device_that_one_rank_cannot_use_is_told_to_all(on_device: Callable[..
         assert second == "no error", second
 
 
+def blocking(rank: int, world: int) -> str:
+    """The environment of one rank makes NCCL wait inside of its calls."""
+    if rank == 1:
+        os.environ["NCCL_COMM_BLOCKING"] = "1"
+    try:
+        model = jobs.model_on(NAME)
+        return message_of(lambda: model(jobs.given_on(NAME, rank, 0)).backward())
+    finally:
+        os.environ.pop("NCCL_COMM_BLOCKING", None)
+
+
+def test_an_nccl_that_would_wait_in_its_calls_is_refused_on_all_ranks(
+    on_device: Callable[..., Team],
+) -> None:
+    for said in on_device(2, {"timeout_s": 600.0}).run(blocking):
+        assert "rank 1 " in said, said
+        assert "NCCL_COMM_BLOCKING=1 makes NCCL wait" in said, said
+
+
 def mistaken(rank: int, world: int) -> list[str]:
     """Ranks that do not ask for the same."""
     tensor = torch.ones(4 + rank, device=NAME)

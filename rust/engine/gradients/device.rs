@@ -103,7 +103,7 @@ impl DevicePath {
         let on_stream = || {
             let mut report = Report::start(&self.lane.stream)?;
             let buckets = work(&mut report, &mut look)?;
-            let mark = report.end()?;
+            let mark = report.end();
             let then = move || note(&counters, report, stages, &buckets);
             Ok(End { mark, then: Some(Box::new(then)) })
         };
@@ -295,7 +295,7 @@ fn note(counters: &GradientCounters, report: Report, stages: &[Stage], buckets: 
         counters.add(*stage, seconds);
     }
     for (bucket, weight) in buckets.iter().zip(weights) {
-        counters.weigh(*bucket, weight.unsent, weight.gradient);
+        counters.weigh(*bucket, weight.ratio());
     }
 }
 

@@ -11,7 +11,7 @@ use crate::collective::span::Span;
 use crate::compress::hop::take_back;
 use crate::compress::schedule::count;
 use crate::compress::{
-    Gradient, Grid, Momentum, Wire, fill, keep_rest, pack, scale_for, select, unpack,
+    Gradient, Grid, Momentum, Weight, Wire, fill, keep_rest, pack, scale_for, select, unpack,
 };
 use crate::engine::queue::Job;
 use std::ops::Range;
@@ -40,14 +40,6 @@ pub struct Shard {
     /// How many elements it sends.
     pub sent_elements: usize,
     pub weight: Weight,
-}
-
-/// How much there is, as L1 norms of this rank.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Weight {
-    pub gradient: f64,
-    /// What stays behind.
-    pub unsent: f64,
 }
 
 impl Shard {

@@ -44,7 +44,7 @@ use crate::collective::fabric::Fabric;
 use crate::collective::hosts;
 use crate::compress::Momentum;
 use crate::cuda;
-use crate::metrics::gradients::{Exchanged, GradientCounters, ratio};
+use crate::metrics::gradients::{Exchanged, GradientCounters};
 use crate::transport::Failure;
 use device::DevicePath;
 use host::HostPath;
@@ -381,7 +381,7 @@ fn count(counters: &GradientCounters, members: &[Member], sent: u64) {
             carried_bytes: shard.map_or(0, |shard| shard.bytes() as u64),
             wire_bytes: (sent * elements(member)).checked_div(all).unwrap_or(0),
             density: member.density,
-            residual_ratio: is_weighed.then(|| ratio(weight.unsent, weight.gradient)),
+            residual_ratio: is_weighed.then(|| weight.ratio()),
         });
     }
 }
