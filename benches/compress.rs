@@ -140,7 +140,6 @@ impl Bucket {
         let start = cpu_time();
         hop::add(&mut room.wire, &room.incoming, WIRE, &mut room.rounded_off);
         times[index("(add in one hop)")] = cpu_time() - start;
-        room.rounded_off.fill(0.0);
         times
     }
 

@@ -7,7 +7,7 @@ use crate::arithmetic::instructions::{Instructions, for_each_instruction_set};
 use crate::arithmetic::lanes::call_for;
 use crate::arithmetic::number::{Float, Number, Stored};
 
-/// own = incoming + own, rounded to the wire's float, and `rounded_off` gets what that lost, all
+/// own = incoming + own, rounded to the wire's float, and `rounded_off` becomes what that lost, all
 /// times the scale. Exactly: incoming + own before are own + what was lost after. A sum that
 /// overflows is infinity, and nothing is kept of it.
 ///
@@ -75,23 +75,18 @@ unsafe fn add_by_blocks<W: Stored<Number: Float>>(
     let (incomings, incoming_rest) = blocks::<W>(incoming);
     let (losts, lost_rest) = blocks_mut::<W::Number>(rounded_off);
     for ((own, incoming), lost) in owns.iter_mut().zip(incomings).zip(losts) {
-        add_block(own, incoming, lost);
+        lost.0 = add_block(own, incoming);
     }
     if !own_rest.is_empty() {
         let mut own = Block::<W>::padded(own_rest);
-        let mut lost = Block::padded(lost_rest);
-        add_block(&mut own, &Block::padded(incoming_rest), &mut lost);
+        Block(add_block(&mut own, &Block::padded(incoming_rest))).put_back(lost_rest);
         own.put_back(own_rest);
-        lost.put_back(lost_rest);
     }
 }
 
+/// Adds what comes in, and gives what that lost.
 #[inline(always)]
-fn add_block<W: Stored<Number: Float>>(
-    own: &mut Block<W>,
-    incoming: &Block<W>,
-    rounded_off: &mut Block<W::Number>,
-) {
+fn add_block<W: Stored<Number: Float>>(own: &mut Block<W>, incoming: &Block<W>) -> W::Number {
     let (a, b) = (incoming.0.widen(), own.0.widen());
     let sum = a.add(b);
     let rounded = W::narrow(sum);
@@ -101,9 +96,8 @@ fn add_block<W: Stored<Number: Float>>(
     let from_a = sum.subtract(from_b);
     let lost_before = a.subtract(from_a).add(b.subtract(from_b));
     let lost = sum.subtract(rounded.widen()).add(lost_before);
-    let zeros = W::Number::all(0.0);
-    rounded_off.0 = rounded_off.0.add(lost.pick_if_finite(lost, zeros));
     own.0 = rounded;
+    lost.pick_if_finite(lost, W::Number::all(0.0))
 }
 
 /// # Safety

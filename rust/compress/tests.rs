@@ -193,7 +193,8 @@ proptest! {
                     let (sum_then, lost) = reference::hop_sum(wire, incoming, own);
                     let sum = reference::read(wire, &sum, index);
                     prop_assert_eq!(bits(&[sum]), bits(&[sum_then]), "{} + {}", incoming, own);
-                    prop_assert_eq!(rounded_off[index], kept[index] + lost);
+                    let lost = if wire == Wire::F32 { kept[index] } else { lost };
+                    prop_assert_eq!(rounded_off[index], lost);
                 }
             }
         }

@@ -6,8 +6,8 @@ use super::member::{Member, Shard};
 use super::method::Method;
 use super::norms;
 use super::numbers::{Home, Numbers};
-use super::parcel::Parcel;
 use super::path::{Manner, Means, Path};
+use super::stock::Stock;
 use super::tensor::{Place, Tensor};
 use crate::arithmetic::element::Element;
 use crate::arithmetic::reducer::Reducer;
@@ -22,8 +22,7 @@ use std::time::Instant;
 pub struct HostPath {
     /// Without one this rank carries nothing.
     pub courier: Option<Courier>,
-    /// Parcels that came back; their memory is used again.
-    used: Vec<Parcel>,
+    stock: Stock,
     /// Room in which a chunk is remembered while it is changed.
     room: Vec<f32>,
 }
@@ -79,7 +78,7 @@ impl Path for HostPath {
         members: &mut [Member],
         manner: Manner,
     ) -> Result<(), Failure> {
-        let HostPath { courier: Some(courier), used, room } = self else { return Ok(()) };
+        let HostPath { courier: Some(courier), stock, room } = self else { return Ok(()) };
         let Means { fabric, buckets, counters, can_undo, deadline } = means;
         let Manner { method, momentum } = manner;
         let seq = members[0].job.seq;
@@ -125,13 +124,13 @@ impl Path for HostPath {
             }
         });
         let start = Instant::now();
-        let mut parcel = Parcel::new(method.wire, *deadline, used.pop());
+        let mut parcel = stock.take(method.wire, *deadline);
         for (member, number, density, shard) in &shards {
             let clears = momentum.is_some_and(|by| method.clears_velocity(*density, by));
             let bucket = buckets.entry(*number).or_default();
             for (range, scale) in shard.chosen() {
                 if parcel.is_full_for(range.len()) {
-                    let next = Parcel::new(method.wire, *deadline, used.pop());
+                    let next = stock.take(method.wire, *deadline);
                     let full = std::mem::replace(&mut parcel, next);
                     courier.send(full)?;
                 }
@@ -154,12 +153,11 @@ impl Path for HostPath {
         members: &mut [Member],
         method: &Method,
     ) -> Result<u64, Failure> {
-        let HostPath { courier: Some(courier), used, .. } = self else { return Ok(0) };
+        let HostPath { courier: Some(courier), stock, .. } = self else { return Ok(0) };
         let Means { fabric, buckets, counters, .. } = means;
         let is_first_host = fabric.topology().host() == 0;
-        let (mut parcels, mut sent_in_all) = (0, 0);
+        let mut sent_in_all = 0;
         loop {
-            parcels += 1;
             let delivery = counters.time(Stage::Wait, || courier.receive(|| fabric.check()))?;
             let Delivery { mut parcel, outcome, seconds, sent } = delivery;
             counters.add(Stage::Wire, seconds);
@@ -174,13 +172,12 @@ impl Path for HostPath {
                 }
             });
             let is_last = parcel.is_last();
-            used.push(parcel);
+            stock.put_back(parcel);
             if is_last {
                 break;
             }
         }
-        // At a lower density fewer are needed than at the start of the ramp.
-        used.truncate(2 * parcels);
+        stock.end_exchange();
         Ok(sent_in_all)
     }
 }

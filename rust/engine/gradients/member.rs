@@ -146,9 +146,8 @@ impl Shard {
         is_first_host: bool,
     ) {
         let residual = &mut bucket.residual.on_host()[load.range.clone()];
-        let rounded_off = parcel.rounded_off(load.place.clone());
-        if !rounded_off.is_empty() {
-            take_back(residual, rounded_off, load.scale);
+        for (elements, rounded_off) in parcel.rounded_off(load) {
+            take_back(&mut residual[elements], rounded_off, load.scale);
         }
         let sum = parcel.part(load.place.clone());
         let mut gradient = self.gradient(load.range.clone());

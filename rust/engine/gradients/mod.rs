@@ -26,6 +26,7 @@ mod norms;
 mod numbers;
 mod parcel;
 mod path;
+mod stock;
 mod tensor;
 
 pub use bucket::{Bucket, State};

@@ -20,7 +20,10 @@ pub struct Parcel {
     wire: Wire,
     /// In words, so that every element is aligned.
     words: Vec<u64>,
+    /// What this rank has rounded off where it has added; elsewhere whatever was there before.
     rounded_off: Vec<f32>,
+    /// Where this rank has added.
+    added: Vec<Range<usize>>,
     elements: usize,
     pub loads: Vec<Load>,
     is_last: bool,
@@ -46,6 +49,7 @@ impl Parcel {
             wire,
             words: Vec::new(),
             rounded_off: Vec::new(),
+            added: Vec::new(),
             elements: 0,
             loads: Vec::new(),
             is_last: false,
@@ -54,6 +58,7 @@ impl Parcel {
         let mut parcel = used.filter(|used| used.wire == wire).unwrap_or_else(empty);
         (parcel.elements, parcel.is_last, parcel.deadline) = (0, false, deadline);
         parcel.loads.clear();
+        parcel.added.clear();
         parcel
     }
 
@@ -99,38 +104,51 @@ impl Parcel {
         unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast(), bytes) }
     }
 
-    /// What this rank has rounded off of some elements, in the unit of the wire; empty if nothing.
-    pub fn rounded_off(&self, elements: Range<usize>) -> &[f32] {
-        self.rounded_off.get(elements).unwrap_or(&[])
+    /// What this rank has rounded off of a load, in the unit of the wire: the elements of the load
+    /// that it has added to what came, with what that lost. The others it has only passed on.
+    pub fn rounded_off(&self, load: &Load) -> impl Iterator<Item = (Range<usize>, &[f32])> {
+        let (start, end) = (load.place.start, load.place.end);
+        self.added.iter().filter_map(move |added| {
+            let both = added.start.max(start)..added.end.min(end);
+            let lost = self.rounded_off.get(both.clone())?;
+            Some((both.start - start..both.end - start, lost))
+        })
     }
 
     /// Replaces the elements by their sums over all hosts.
     pub fn go_round(&mut self, ring: &mut Ring, watch: &mut dyn Watch) -> Result<(), Failure> {
         let (wire, deadline) = (self.wire, self.deadline);
-        let mut rounded_off = std::mem::take(&mut self.rounded_off);
-        rounded_off.clear();
-        if wire != Wire::F32 {
+        let (mut rounded_off, added) =
+            (std::mem::take(&mut self.rounded_off), std::mem::take(&mut self.added));
+        if wire != Wire::F32 && rounded_off.len() < self.elements {
             rounded_off.resize(self.elements, 0.0);
         }
         let bytes = self.bytes();
         let start = bytes.as_ptr() as usize;
-        let sums = Sums { wire, start, rounded_off: Mutex::new(&mut rounded_off) };
+        let sums = Sums { wire, start, lost: Mutex::new(Lost { rounded_off, added }) };
         let outcome = ring.all_reduce(bytes, &sums, watch, deadline);
-        self.rounded_off = rounded_off;
+        let lost = sums.lost.into_inner().unwrap_or_else(PoisonError::into_inner);
+        (self.rounded_off, self.added) = (lost.rounded_off, lost.added);
         outcome
     }
 }
 
 /// How the ring adds up what arrives: in f32, rounded to the type of the wire.
-struct Sums<'a> {
+struct Sums {
     wire: Wire,
     /// The address of the first byte of the parcel.
     start: usize,
     /// Locked by the one thread that adds; the ring only asks for something that can be shared.
-    rounded_off: Mutex<&'a mut [f32]>,
+    lost: Mutex<Lost>,
 }
 
-impl Combine for Sums<'_> {
+/// What a parcel has of the same names.
+struct Lost {
+    rounded_off: Vec<f32>,
+    added: Vec<Range<usize>>,
+}
+
+impl Combine for Sums {
     fn element_bytes(&self) -> usize {
         self.wire.element_bytes()
     }
@@ -139,12 +157,18 @@ impl Combine for Sums<'_> {
         let each = self.wire.element_bytes();
         let bytes = own.len().min(incoming.len());
         let first = (own.as_ptr() as usize - self.start) / each;
-        let mut rounded_off = self.rounded_off.lock().unwrap_or_else(PoisonError::into_inner);
+        let elements = first..first + bytes / each;
+        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let Lost { rounded_off, added } = &mut *lost;
         let rounded_off = match self.wire {
             Wire::F32 => &mut [][..],
-            _ => &mut rounded_off[first..first + bytes / each],
+            _ => &mut rounded_off[elements.clone()],
         };
         hop::add(&mut own[..bytes], &incoming[..bytes], self.wire, rounded_off);
+        match added.last_mut() {
+            Some(last) if last.end == elements.start => last.end = elements.end,
+            _ => added.push(elements),
+        }
     }
 
     fn finish(&self, _own: &mut [u8]) {}
