@@ -129,6 +129,8 @@ class Replica:
 
         metrics = gflow.metrics(self._group)
         counts = {name: getattr(metrics, name, None) for name in _COUNTERS}
+        stages = {f"{name}_seconds": count for name, count in metrics.stage_seconds.items()}
+        counts = {**counts, **stages}
         return {name: float(count) for name, count in counts.items() if count is not None}
 
     def close(self) -> None:

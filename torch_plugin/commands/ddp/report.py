@@ -89,10 +89,16 @@ def _about_overlap(row: dict[str, Any]) -> list[str]:
     if "hidden_seconds" not in counted or "exposed_seconds" not in counted:
         return []
     hidden, exposed = (1e3 * counted[f"{word}_seconds"] for word in ("hidden", "exposed"))
-    return [
+    said = (
         f"{LABELS[row['contender']]}, by gflow.metrics() on rank 0: {hidden:.0f} ms of exchange "
         f"per step ran beside the backward pass (hidden), {exposed:.0f} ms after it (exposed)."
+    )
+    stages = [
+        f"{name.removesuffix('_seconds').replace('_', ' ')} {1e3 * seconds:.0f}"
+        for name, seconds in counted.items()
+        if name.endswith("_seconds") and not name.startswith(("hidden", "exposed"))
     ]
+    return [said, f"Its stages, in ms: {', '.join(stages)}."] if stages else [said]
 
 
 def _ratio(row: dict[str, Any], key: str) -> str:
