@@ -516,8 +516,8 @@ def test_what_gflow_counts_of_hidden_and_exposed_exchange_is_reported_where_it_i
     assert "125 ms of exchange per step ran beside the backward pass (hidden)" in said
     assert "62 ms after it (exposed)" in said
     assert "stages" not in said
-    row["counters_per_step"] |= {"within_host_seconds": 0.0625, "wire_seconds": 0.25}
-    assert "Its stages, in ms: within host 62, wire 250." in tables([row], about)
+    row["counters_per_step"] |= {"stage_within_host_seconds": 0.0625, "stage_wire_seconds": 0.25}
+    assert "(wire runs beside the others): within host 62, wire 250." in tables([row], about)
 
 
 def test_a_mean_lies_within_below_or_above_what_the_dense_trainings_span() -> None:

@@ -185,8 +185,7 @@ proptest! {
             own.iter().for_each(|x| reference::write(wire, &mut own_bytes, *x));
             for set in sets_here() {
                 let (mut sum, mut rounded_off) = (own_bytes.clone(), kept.clone());
-                let room = if wire == Wire::F32 { &mut [] } else { &mut rounded_off[..] };
-                add_with(set, &mut sum, &incoming_bytes[offset..], wire, room);
+                add_with(set, &mut sum, &incoming_bytes[offset..], wire, &mut rounded_off);
                 for index in 0..own.len() {
                     let incoming = reference::read(wire, &incoming_bytes[offset..], index);
                     let own = reference::read(wire, &own_bytes, index);

@@ -41,7 +41,7 @@ mod exchange;
 pub mod lane;
 mod tape;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use lane::{Lane, Stream};
 

@@ -207,8 +207,13 @@ fn rings(hosts: usize, lanes: usize, wire: Wire, staging: usize) -> Vec<Ring> {
         .collect()
 }
 
+/// The rings of all hosts, over streams that bring a few bytes at a time.
+pub(crate) fn dribbling_rings(hosts: usize, lanes: usize) -> Vec<Ring> {
+    rings(hosts, lanes, Wire::Dribble, 1 << 10)
+}
+
 /// Nobody is ever lost.
-struct AllWell;
+pub(crate) struct AllWell;
 
 impl Watch for AllWell {
     fn check(&mut self) -> Result<(), Failure> {

@@ -26,7 +26,7 @@ impl<'a> Stretch<'a> {
     /// Moves the gradient into the residual and returns the norms of the chunks. `room` is used to
     /// remember a chunk while it is changed.
     pub fn accumulate(mut self, room: &mut Vec<f32>) -> Vec<Norms> {
-        if self.gradient.len() < 2 * PIECE {
+        if self.gradient.len() < 2 * PIECE.max(self.chunk) {
             return self.accumulate_here(room);
         }
         let left = Mutex::new(self.into_pieces().into_iter().enumerate());

@@ -105,7 +105,8 @@ impl Parcel {
     }
 
     /// What this rank has rounded off of a load, in the unit of the wire: the elements of the load
-    /// that it has added to what came, with what that lost. The others it has only passed on.
+    /// that it has added to what came, with what that lost. Of the others it was the first to send
+    /// its own, and so has added and rounded nothing.
     pub fn rounded_off(&self, load: &Load) -> impl Iterator<Item = (Range<usize>, &[f32])> {
         let (start, end) = (load.place.start, load.place.end);
         self.added.iter().filter_map(move |added| {
@@ -142,7 +143,7 @@ struct Sums {
     lost: Mutex<Lost>,
 }
 
-/// What a parcel has of the same names.
+/// What a parcel has of these, while it goes round.
 struct Lost {
     rounded_off: Vec<f32>,
     added: Vec<Range<usize>>,
@@ -165,11 +166,81 @@ impl Combine for Sums {
             _ => &mut rounded_off[elements.clone()],
         };
         hop::add(&mut own[..bytes], &incoming[..bytes], self.wire, rounded_off);
-        match added.last_mut() {
-            Some(last) if last.end == elements.start => last.end = elements.end,
-            _ => added.push(elements),
+        // What comes in little by little, on one lane or on several in turn, is one range of each.
+        match added.iter_mut().rev().find(|range| range.end == elements.start) {
+            Some(range) => range.end = elements.end,
+            None => added.push(elements),
         }
     }
 
     fn finish(&self, _own: &mut [u8]) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::ring::tests::{AllWell, dribbling_rings};
+    use crate::compress::reference::{read, write};
+    use std::time::Duration;
+
+    const HOSTS: usize = 3;
+    const LANES: usize = 2;
+
+    /// A parcel of this many elements, of which each is a load; and what they are.
+    fn filled(used: Option<Parcel>, count: usize, host: usize) -> (Parcel, Vec<f32>) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut parcel = Parcel::new(Wire::F16, deadline, used);
+        let mut numbers = Vec::new();
+        for index in 0..count {
+            let (_, out) = parcel.add(0, index..index + 1, 1.0);
+            let mut bytes = Vec::new();
+            write(Wire::F16, &mut bytes, ((index * 31 + host * 17) % 101) as f32 * 0.37 - 9.0);
+            out.copy_from_slice(&bytes);
+            numbers.push(read(Wire::F16, &bytes, 0));
+        }
+        (parcel, numbers)
+    }
+
+    #[test]
+    fn what_all_ranks_have_rounded_off_and_the_sums_are_what_was_sent() {
+        let mut rings = dribbling_rings(HOSTS, LANES);
+        let mut used: Vec<Option<Parcel>> = (0..HOSTS).map(|_| None).collect();
+        // The second and third time in memory in which there is something already.
+        for count in [3001, 2000, 2600] {
+            let parcels = used.into_iter().enumerate();
+            let (parcels, sent): (Vec<_>, Vec<_>) =
+                parcels.map(|(host, used)| filled(used, count, host)).unzip();
+            let mut parcels: Vec<Parcel> = std::thread::scope(|scope| {
+                let hosts: Vec<_> = rings
+                    .iter_mut()
+                    .zip(parcels)
+                    .map(|(ring, mut parcel)| {
+                        scope.spawn(move || {
+                            parcel.go_round(ring, &mut AllWell).map(|()| parcel).unwrap()
+                        })
+                    })
+                    .collect();
+                hosts.into_iter().map(|host| host.join().unwrap()).collect()
+            });
+            let mut some_was_lost = false;
+            for index in 0..count {
+                let bytes: Vec<_> =
+                    parcels.iter_mut().map(|it| it.part(index..index + 1).to_vec()).collect();
+                assert!(bytes.iter().all(|of_host| *of_host == bytes[0]), "{index}");
+                let lost: Vec<f32> = parcels
+                    .iter()
+                    .flat_map(|it| it.rounded_off(&it.loads[index]))
+                    .flat_map(|(_, lost)| lost.iter().copied())
+                    .collect();
+                assert_eq!(lost.len(), HOSTS - 1, "{index} is added by all but the first");
+                some_was_lost |= lost.iter().any(|lost| *lost != 0.0);
+                let sum: f64 = sent.iter().map(|numbers| f64::from(numbers[index])).sum();
+                let lost: f64 = lost.into_iter().map(f64::from).sum();
+                assert_eq!(f64::from(read(Wire::F16, &bytes[0], 0)) + lost, sum, "{index}");
+            }
+            assert!(some_was_lost, "the numbers are to be such that something is");
+            assert!(parcels.iter().all(|it| it.added.len() <= LANES * (HOSTS - 1)));
+            used = parcels.into_iter().map(Some).collect();
+        }
+    }
 }

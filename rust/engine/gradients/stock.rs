@@ -35,7 +35,9 @@ impl Stock {
     pub fn end_exchange(&mut self) {
         self.exchanges += 1;
         if self.exchanges == EXCHANGES {
-            self.spare.truncate(self.most_out - self.out);
+            // Those that were used last are the last, and may still be in the cache.
+            let superfluous = self.spare.len().saturating_sub(self.most_out - self.out);
+            self.spare.drain(..superfluous);
             (self.most_out, self.exchanges) = (self.out, 0);
         }
     }
@@ -74,11 +76,13 @@ mod tests {
     fn parcels_that_are_out_count_as_needed() {
         let mut stock = Stock::default();
         let out: Vec<_> = (0..3).map(|_| stock.take(Wire::F16, Instant::now())).collect();
-        for _ in 0..2 * EXCHANGES {
-            exchange(&mut stock, 2);
-        }
+        exchange(&mut stock, 7);
+        let kept: Vec<_> = (1..2 * EXCHANGES).map(|_| exchange(&mut stock, 2)).collect();
+        assert_eq!((kept[0], kept.last()), (7, Some(&2)), "beside the three that are out");
         out.into_iter().for_each(|parcel| stock.put_back(parcel));
-        stock.end_exchange();
-        assert_eq!(stock.spare.len(), 5);
+        for _ in 0..EXCHANGES {
+            exchange(&mut stock, 1);
+        }
+        assert_eq!(stock.spare.len(), 3, "as many as were out when it last let go of some");
     }
 }

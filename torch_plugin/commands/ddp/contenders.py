@@ -40,7 +40,7 @@ _POWERSGD_RANK = 2
 _ONE_BUCKET_MB = 1 << 14
 #: So small that weights of random data stay finite, so large that they change.
 _LEARNING_RATE = 1e-3
-#: What of ``gflow.metrics`` grows from step to step, where this version has it.
+#: What of ``gflow.metrics`` grows from step to step, besides the stages.
 _COUNTERS = (
     "gradient_buckets",
     "gradient_bytes",
@@ -128,10 +128,10 @@ class Replica:
         import gflow
 
         metrics = gflow.metrics(self._group)
-        counts = {name: getattr(metrics, name, None) for name in _COUNTERS}
-        stages = {f"{name}_seconds": count for name, count in metrics.stage_seconds.items()}
-        counts = {**counts, **stages}
-        return {name: float(count) for name, count in counts.items() if count is not None}
+        counts = {name: float(getattr(metrics, name)) for name in _COUNTERS}
+        # Where all is exact no stage is timed.
+        stages = metrics.stage_seconds if metrics.compresses else {}
+        return counts | {f"stage_{name}_seconds": seconds for name, seconds in stages.items()}
 
     def close(self) -> None:
         """Free the memory; the group ends with all others."""

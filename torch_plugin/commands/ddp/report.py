@@ -94,11 +94,12 @@ def _about_overlap(row: dict[str, Any]) -> list[str]:
         f"per step ran beside the backward pass (hidden), {exposed:.0f} ms after it (exposed)."
     )
     stages = [
-        f"{name.removesuffix('_seconds').replace('_', ' ')} {1e3 * seconds:.0f}"
+        f"{name[len('stage_') : -len('_seconds')].replace('_', ' ')} {1e3 * seconds:.0f}"
         for name, seconds in counted.items()
-        if name.endswith("_seconds") and not name.startswith(("hidden", "exposed"))
+        if name.startswith("stage_")
     ]
-    return [said, f"Its stages, in ms: {', '.join(stages)}."] if stages else [said]
+    timed = f"Its stages, in ms (wire runs beside the others): {', '.join(stages)}."
+    return [said, timed] if stages else [said]
 
 
 def _ratio(row: dict[str, Any], key: str) -> str:
