@@ -497,6 +497,9 @@ def test_ddp_measures_all_contenders_and_writes_what_it_measured(
         assert ("counters_per_step" in row) == has_counters
         if has_counters:
             assert row["counters_per_step"]["gradient_bytes"] == 4 * 25_557_032
+            # Stages are timed where gradients are compressed; elsewhere there would be zeros.
+            has_stages = row["contender"] == "gflow"
+            assert ("stage_accumulate_seconds" in row["counters_per_step"]) == has_stages
     labels = [LABELS[name] for name in usual("cpu")]
     for words in (*labels, "every rank is a host of its own", "loopback", "copied"):
         assert words in said
