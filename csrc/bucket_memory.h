@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "rust/bridge.rs.h"
+#include "rust/bridge/mod.rs.h"
 
 namespace gflow {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "contiguous.h"
-#include "rust/bridge.rs.h"
+#include "rust/bridge/mod.rs.h"
 
 namespace gflow {
 

@@ -1,21 +1,22 @@
 //! The engine of gflow, a `torch.distributed` backend.
 //!
 //! A collective enters through [`bridge`], waits in the queue of its group's [`engine`], is agreed
-//! on and carried out with the other ranks by [`collective`], which adds up with [`arithmetic`] and
-//! moves bytes over a [`transport`], and is counted by [`metrics`]. What is sent of a gradient is
-//! calculated by [`compress`], which knows nothing but [`arithmetic`], or on a GPU by [`cuda`], which
+//! on and carried out with the other ranks by [`collective`], which adds up with [`simd`] and
+//! moves bytes over a [`transport`], and is counted by [`observe`]. What is sent of a gradient is
+//! calculated by [`codec`], which knows nothing but [`simd`], or on a GPU by [`cuda`], which
 //! knows the types of both. Dependencies point downward only, in that order. Nothing in this crate knows about Python or torch's types, and nothing in
 //! it may end the process.
 
-pub mod arithmetic;
 pub mod bridge;
+pub mod codec;
 pub mod collective;
-pub mod compress;
 pub mod cuda;
 pub mod engine;
 pub mod error;
 pub mod fork;
+pub mod gradients;
 pub mod huge_pages;
-pub mod metrics;
+pub mod observe;
+pub mod simd;
 mod sync;
 pub mod transport;

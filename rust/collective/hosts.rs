@@ -10,7 +10,7 @@ use super::local::Part;
 use super::ring::Combine;
 use super::span::Span;
 use super::topology::Topology;
-use crate::arithmetic::reducer::Reducer;
+use crate::simd::reducer::Reducer;
 use crate::transport::Failure;
 use std::ops::Range;
 use std::time::Instant;

@@ -8,7 +8,7 @@
 
 use super::chunks::{ALIGNMENT, chunk};
 use super::span::Span;
-use crate::arithmetic::reducer::Reducer;
+use crate::simd::reducer::Reducer;
 use crate::transport::shm::hall::{BLOCK_BYTES, BLOCK_SLOTS, Hall};
 use crate::transport::{Failure, Watch};
 use std::ops::Range;

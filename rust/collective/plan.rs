@@ -9,8 +9,8 @@ use super::fabric::Fabric;
 use super::hosts;
 use super::span::{Memory, Span};
 use super::topology::Topology;
-use crate::arithmetic::element::{Element, Reduction};
-use crate::arithmetic::reducer::Reducer;
+use crate::simd::element::{Element, Reduction};
+use crate::simd::reducer::Reducer;
 use crate::transport::Failure;
 use std::time::Instant;
 

@@ -13,8 +13,8 @@ use super::nccl::{Elements, Kind};
 use super::numbers::Numbers;
 use super::report::Report;
 use super::room::Room;
-use crate::arithmetic::element::Element;
-use crate::compress::{Grid, Momentum, Wire};
+use crate::codec::{Grid, Momentum, Wire};
+use crate::simd::element::Element;
 
 /// The part of a gradient bucket that this rank carries, on the device.
 pub struct Shard<'a> {

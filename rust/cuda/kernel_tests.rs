@@ -5,13 +5,13 @@
 
 use super::host_kernels::{Argument, HostKernels};
 use super::kernels::{self, Float, Kernel, Launch, largest_norm};
-use crate::arithmetic::element::Element;
-use crate::arithmetic::random::Random;
-use crate::compress::samples::{bits, gradient, lengths, numbers};
-use crate::compress::{
+use crate::codec::samples::{bits, gradient, lengths, numbers};
+use crate::codec::{
     Gradient, Grid, Momentum, Wire, accumulate, add_norms, add_velocity, fill, hop, keep_rest,
     pack, scale_for, select, unpack,
 };
+use crate::simd::element::Element;
+use crate::simd::random::Random;
 use half::{bf16, f16};
 use proptest::prelude::*;
 use std::ffi::c_void;

@@ -633,7 +633,7 @@ __device__ __forceinline__ Scale scale_of_exponent(int exponent) {
                bits_to_float(static_cast<unsigned>(127 - exponent) << 23)};
 }
 
-// As rust/compress/scale.rs, but for one thing: a host's norm was limited to `clamp`, which is less
+// As rust/codec/scale.rs, but for one thing: a host's norm was limited to `clamp`, which is less
 // than the largest float where there are several hosts. Of a sum from there on nobody knows what it
 // bounds, so it has the least scale.
 template <class W>
@@ -765,7 +765,7 @@ __device__ __forceinline__ void unpack(const W* wire, float* residual, Elements 
       const float exact = numbers.of[i] * scale.inverse;
       numbers.of[i] = exact;
       if (!Type<G>::is_exact && is_finite(exact)) {
-        // As `keep_rest` of rust/compress/rest.rs.
+        // As `keep_rest` of rust/codec/rest.rs.
         const float largest = Type<G>::largest();
         const float rounded = widen(Type<G>::narrow(exact));
         numbers.of[i] = larger(smaller(rounded, largest), -largest);
@@ -847,7 +847,7 @@ GFLOW_ADD_VELOCITY(f32, float)
 GFLOW_ADD_VELOCITY(f16, F16)
 GFLOW_ADD_VELOCITY(bf16, BF16)
 
-// As `rescale` of rust/engine/gradients/bucket.rs: the unit of the gradients has changed.
+// As `rescale` of rust/gradients/bucket.rs: the unit of the gradients has changed.
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS)
     gflow_rescale(float* __restrict__ values, Elements elements, float factor) {
   const bool aligned = is_aligned(values);

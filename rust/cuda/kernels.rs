@@ -1,8 +1,8 @@
 //! The kernels of kernels.cu: what they are called, and how many threads each is launched with. The
 //! kernels rely on these shapes, so a launch must never be made up anywhere else.
 
-use crate::arithmetic::element::Element;
-use crate::compress::{Grid, Wire};
+use crate::codec::{Grid, Wire};
+use crate::simd::element::Element;
 use std::ffi::CStr;
 
 /// As in kernels.cu, where each of these is explained.

@@ -3,8 +3,8 @@
 
 use super::fault::{Fault, Result};
 use super::libraries::{Found, find_nccl};
-use crate::arithmetic::element::Element;
-use crate::compress::Wire;
+use crate::codec::Wire;
+use crate::simd::element::Element;
 use libloading::os::unix::{Library, Symbol};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::{Mutex, PoisonError};

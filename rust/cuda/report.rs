@@ -8,7 +8,7 @@ use super::fault::Result;
 use super::kernels::NOT_CHOSEN;
 use super::pinned::Pinned;
 use super::stream::Stream;
-use crate::compress::Weight;
+use crate::codec::Weight;
 use std::ops::Range;
 use std::sync::Arc;
 

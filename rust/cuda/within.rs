@@ -5,7 +5,7 @@ use super::communicator::{Communicator, Look};
 use super::fault::Result;
 use super::lane::Lane;
 use super::nccl::{Elements, Kind, Nccl, On};
-use crate::arithmetic::element::Element;
+use crate::simd::element::Element;
 use std::ops::Range;
 
 /// A tensor on the device, cut into the parts of the host's carriers.

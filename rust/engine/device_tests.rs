@@ -10,12 +10,12 @@ mod gpu;
 mod standin;
 
 use super::gradient_tests::{self, Came, Case, cases, check_with, kept_of, two_hosts};
-use super::gradients::{Gradients, State};
 use super::whole_tests::Member;
-use crate::arithmetic::element::Element;
-use crate::compress::{Momentum, Wire};
+use crate::codec::{Momentum, Wire};
 use crate::cuda::lane::hooks::FORGETS_TO_WAIT;
-use crate::metrics::gradients::Stage;
+use crate::gradients::{Gradients, State};
+use crate::observe::gradients::Stage;
+use crate::simd::element::Element;
 use gpu::{Gpu, gpus};
 use proptest::test_runner::{Config, TestRunner};
 use standin::Standin;

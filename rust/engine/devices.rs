@@ -1,7 +1,6 @@
 //! The devices of a group on this rank: the lanes that were opened, and the watchdog that looks after what
 //! is put on them. It may be asked at any time by any thread, and never waits for another rank.
 
-use super::gradients::Doing;
 use super::watched::WatchedGroup;
 use crate::collective::call::OnDevice;
 use crate::cuda::Fault;
@@ -9,6 +8,7 @@ use crate::cuda::event::Event;
 use crate::cuda::lane::Lane;
 use crate::cuda::watchdog::Watchdog;
 use crate::error::Error;
+use crate::gradients::Doing;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[derive(Default)]

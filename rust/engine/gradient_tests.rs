@@ -2,15 +2,15 @@
 //! process: against the scalar reference of the method, to the bit.
 
 use super::Engine;
-use super::gradients::{Gradients, Method, State};
 use super::whole_tests::{Member, OnTensors, Tensor, call, group_that_compresses};
-use crate::arithmetic::element::Element;
+use crate::codec::reference::{self, Rank};
+use crate::codec::schedule::count;
+use crate::codec::{Momentum, Schedule, Wire};
 use crate::collective::call::Kind;
 use crate::collective::chunks::{chunk, cut};
 use crate::collective::span::Memory;
-use crate::compress::reference::{self, Rank};
-use crate::compress::schedule::count;
-use crate::compress::{Momentum, Schedule, Wire};
+use crate::gradients::{Gradients, Method, State};
+use crate::simd::element::Element;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::ops::Range;
@@ -438,7 +438,7 @@ pub(super) fn two_hosts(buckets: Vec<usize>) -> Case {
 #[test]
 fn an_exchange_of_several_parcels_loses_nothing() {
     // Three parcels and a half, of which one is larger than a parcel should be.
-    let enough = super::gradients::ENOUGH;
+    let enough = crate::gradients::ENOUGH;
     for chunk in [1 << 16, enough + 5] {
         let case = Case { chunk, ..two_hosts(vec![8 * enough, 1000]) };
         let members = case.members();

@@ -7,26 +7,26 @@
 
 pub mod devices;
 mod front;
-pub mod gradients;
+
 mod hands;
 pub mod operation;
 pub mod queue;
 mod watched;
 mod worker;
 
-use crate::arithmetic::element::Element;
 use crate::collective::call::Call;
 use crate::collective::fabric::Fabric;
 use crate::cuda;
 use crate::error::{Error, Result};
-use crate::metrics::gradients::{GradientCounters, GradientCounts};
-use crate::metrics::traffic::{Times, Traffic};
-use crate::metrics::{Counters, Counts};
+use crate::gradients::{Courier, Gradients, State};
+use crate::observe::counters::{Counters, Counts};
+use crate::observe::gradients::{GradientCounters, GradientCounts};
+use crate::observe::traffic::{Times, Traffic};
+use crate::simd::element::Element;
 use crate::transport::interrupt::Interrupt;
 use crate::transport::{Failure, Watch};
 use devices::{Arrival, Devices, Obstacle};
 use front::Front;
-use gradients::{Courier, Gradients, State};
 use hands::Hands;
 use operation::Operation;
 use queue::Queue;

@@ -3,11 +3,11 @@
 
 use super::Shared;
 use super::front::Front;
-use super::gradients::Doing;
 use super::worker;
 use crate::collective::agreement::explain;
 use crate::cuda::watchdog::{self, Trouble};
 use crate::error::Error;
+use crate::gradients::Doing;
 use crate::transport::Failure;
 use crate::transport::frame::Goodbye;
 use crate::transport::interrupt::Interrupt;

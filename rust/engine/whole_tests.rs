@@ -2,7 +2,6 @@
 //! memory, shared memory, TCP and mixtures of them. What is expected comes from plain loops.
 
 use super::Engine;
-use super::gradients::Gradients;
 use super::operation::Operation;
 use crate::collective::assembly::{Assembled, Census, assemble};
 use crate::collective::call::{Call, Kind, View};
@@ -11,6 +10,7 @@ use crate::collective::ring::{Lane, Ring};
 use crate::collective::span::{Memory, Span};
 use crate::collective::topology::Topology;
 use crate::error::{Error, Result};
+use crate::gradients::Gradients;
 use crate::transport::interrupt::Interrupt;
 use crate::transport::memory;
 use crate::transport::shm::arena::{Allocation, Arena};

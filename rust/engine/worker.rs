@@ -6,11 +6,9 @@
 
 use super::devices::Arrival;
 use super::front::Front;
-use super::gradients::{Doing, Failed, Member, Place, Shard, Tensor};
 use super::operation::Operation;
 use super::queue::{Job, Task};
 use super::{LOSS_LIMIT, Shared};
-use crate::arithmetic::element::Element;
 use crate::collective::agreement::{Agreed, AgreedBucket, Shown, agree, explain, shown};
 use crate::collective::call::Kind;
 use crate::collective::fabric::Fabric;
@@ -18,7 +16,9 @@ use crate::collective::hosts;
 use crate::collective::plan::{Plan, tensors_in_arenas};
 use crate::collective::span::Memory;
 use crate::error::{Error, Result};
-use crate::metrics::gradients::Stage;
+use crate::gradients::{Doing, Failed, Member, Place, Shard, Tensor};
+use crate::observe::gradients::Stage;
+use crate::simd::element::Element;
 use crate::transport::Failure;
 use crate::transport::frame::Goodbye;
 use crate::transport::interrupt::Interrupt;

@@ -5,9 +5,9 @@ use super::standin::Standin;
 use super::{exchange, gradients};
 use crate::collective::call::{Call, Kind};
 use crate::engine::gradient_tests::{self, Case, kept_of, two_hosts};
-use crate::engine::gradients::State;
 use crate::engine::whole_tests::{Member, call};
 use crate::error::Result;
+use crate::gradients::State;
 use std::time::{Duration, Instant};
 
 const CUDA_ERROR_OUT_OF_MEMORY: i32 = 2;

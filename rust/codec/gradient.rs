@@ -1,0 +1,111 @@
+//! A gradient: elements in memory, of one of the types that can be compressed. It must never be
+//! made of memory that is not whole, aligned elements of its type.
+
+use crate::simd::blocks::{bytes_of_mut, elements_of_mut};
+use crate::simd::element::Element;
+use std::ops::Range;
+
+/// The elements of a gradient, or of a chunk of it. 16-bit floats are given as their bits.
+#[derive(Debug)]
+pub enum Gradient<'a> {
+    F32(&'a mut [f32]),
+    F16(&'a mut [u16]),
+    BF16(&'a mut [u16]),
+}
+
+impl<'a> Gradient<'a> {
+    /// The gradient in these bytes; None if elements of this type are not compressed, or if the
+    /// bytes are not aligned for them or not whole ones.
+    pub fn from_bytes(bytes: &'a mut [u8], element: Element) -> Option<Gradient<'a>> {
+        match element {
+            Element::F32 => elements_of_mut(bytes).map(Gradient::F32),
+            Element::F16 => elements_of_mut(bytes).map(Gradient::F16),
+            Element::BF16 => elements_of_mut(bytes).map(Gradient::BF16),
+            _ => None,
+        }
+    }
+
+    pub fn element(&self) -> Element {
+        match self {
+            Gradient::F32(_) => Element::F32,
+            Gradient::F16(_) => Element::F16,
+            Gradient::BF16(_) => Element::BF16,
+        }
+    }
+
+    /// How many elements it has.
+    pub fn len(&self) -> usize {
+        match self {
+            Gradient::F32(numbers) => numbers.len(),
+            Gradient::F16(bits) | Gradient::BF16(bits) => bits.len(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The elements in this range.
+    pub fn part(&mut self, range: Range<usize>) -> Gradient<'_> {
+        match self {
+            Gradient::F32(numbers) => Gradient::F32(&mut numbers[range]),
+            Gradient::F16(bits) => Gradient::F16(&mut bits[range]),
+            Gradient::BF16(bits) => Gradient::BF16(&mut bits[range]),
+        }
+    }
+
+    /// Keeps the elements before `middle`, and returns the others.
+    pub fn split_off(&mut self, middle: usize) -> Gradient<'a> {
+        const WITHIN: &str = "the middle is within the gradient";
+        match self {
+            Gradient::F32(numbers) => Gradient::F32(numbers.split_off_mut(middle..).expect(WITHIN)),
+            Gradient::F16(bits) => Gradient::F16(bits.split_off_mut(middle..).expect(WITHIN)),
+            Gradient::BF16(bits) => Gradient::BF16(bits.split_off_mut(middle..).expect(WITHIN)),
+        }
+    }
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Gradient::F32(numbers) => bytes_of_mut(numbers),
+            Gradient::F16(bits) | Gradient::BF16(bits) => bytes_of_mut(bits),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gradient_is_made_of_whole_aligned_floats_only() {
+        let mut memory = [0u64; 4];
+        // SAFETY: plain memory, as bytes.
+        let (_, bytes, _) = unsafe { memory.align_to_mut::<u8>() };
+        for element in Element::ALL {
+            let made = Gradient::from_bytes(bytes, element).map(|gradient| gradient.len());
+            let expected = match element {
+                Element::F32 => Some(8),
+                Element::F16 | Element::BF16 => Some(16),
+                _ => None,
+            };
+            assert_eq!(made, expected, "{element:?}");
+        }
+        assert!(Gradient::from_bytes(&mut bytes[2..6], Element::F32).is_none());
+        assert!(Gradient::from_bytes(&mut bytes[..6], Element::F32).is_none());
+        assert!(Gradient::from_bytes(&mut bytes[1..5], Element::F16).is_none());
+        assert!(Gradient::from_bytes(&mut bytes[2..6], Element::BF16).is_some());
+    }
+
+    #[test]
+    fn a_part_is_of_the_same_kind_and_of_the_same_memory() {
+        let mut bits = [1, 2, 3, 4, 5];
+        let mut gradient = Gradient::BF16(&mut bits);
+        let mut part = gradient.part(1..4);
+        assert_eq!((part.element(), part.len()), (Element::BF16, 3));
+        if let Gradient::BF16(bits) = part.part(1..2) {
+            bits[0] = 9;
+        }
+        assert_eq!(bits, [1, 2, 9, 4, 5]);
+        assert!(Gradient::F32(&mut []).is_empty());
+    }
+}

@@ -1,0 +1,118 @@
+//! Selection: which chunks are sent. All ranks have the same sums and must come to the same
+//! chunks, so nothing may depend on chance, on time, or on who asks.
+
+/// The indices of the `count` chunks with the largest sums, in ascending order. Of equal ones the
+/// lower index comes first. A sum that is infinite or NaN ranks below all others: that chunk has
+/// nothing to send. In time proportional to the chunks; `chosen` is overwritten.
+pub fn select(sums: &[f32], count: usize, chosen: &mut Vec<u32>) {
+    chosen.clear();
+    let count = count.min(sums.len());
+    if count == 0 {
+        return;
+    }
+    // First the keys stand where the indices will: the least of those that are chosen, and how
+    // many are above it, say all there is to know.
+    chosen.extend(sums.iter().map(|sum| rank(*sum)));
+    let least = *chosen.select_nth_unstable_by(count - 1, |a, b| b.cmp(a)).1;
+    let mut equal_ones = count - chosen[..count].iter().filter(|key| **key > least).count();
+    chosen.clear();
+    let is_chosen = |(index, sum): (usize, &f32)| {
+        let key = rank(*sum);
+        let counts_as_equal = key == least && equal_ones > 0;
+        equal_ones -= usize::from(counts_as_equal);
+        (key > least || counts_as_equal).then_some(index as u32)
+    };
+    chosen.extend(sums.iter().enumerate().filter_map(is_chosen));
+}
+
+/// Adds the norms of another rank's chunks. A sum that is too large for f32 is `f32::MAX`, so
+/// that only infinity gives infinity; a NaN gives NaN.
+pub fn add_norms(total: &mut [f32], more: &[f32]) {
+    assert_eq!(total.len(), more.len(), "gflow: all ranks have as many chunks");
+    for (total, more) in total.iter_mut().zip(more) {
+        let (sum, are_finite) = (*total + more, total.is_finite() && more.is_finite());
+        *total = if are_finite { sum.clamp(f32::MIN, f32::MAX) } else { sum };
+    }
+}
+
+/// An integer that is in the order of the sums, with 0 for infinity and NaN.
+fn rank(sum: f32) -> u32 {
+    const SIGN: u32 = 1 << 31;
+    // Zeros differ in their sign, but must not differ in their rank.
+    let bits = (sum + 0.0).to_bits();
+    match sum.is_finite() {
+        false => 0,
+        true if bits & SIGN == 0 => bits | SIGN,
+        true => !bits,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::reference;
+    use proptest::prelude::*;
+
+    fn sums() -> impl Strategy<Value = Vec<f32>> {
+        let few = prop::sample::select(vec![0.0, -0.0, 1.0, 2.0, 1e-40, f32::MAX]);
+        let not_finite =
+            prop::sample::select(vec![f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN]);
+        let sum = prop_oneof![4 => few, 4 => 0.0f32..1e6, 1 => -1e3f32..0.0, 1 => not_finite];
+        prop::collection::vec(sum, 0..80)
+    }
+
+    proptest! {
+        #[test]
+        fn the_largest_are_chosen_and_ties_go_to_the_lower_index(
+            sums in sums(), count in 0usize..90
+        ) {
+            let mut chosen = vec![7; 3];
+            select(&sums, count, &mut chosen);
+            prop_assert_eq!(chosen, reference::select(&sums, count));
+        }
+
+        #[test]
+        fn norms_add_up_without_overflow(pairs in prop::collection::vec((sums(), sums()), 1)) {
+            for (mut total, mut more) in pairs {
+                let length = total.len().min(more.len());
+                total.truncate(length);
+                more.truncate(length);
+                let before = total.clone();
+                add_norms(&mut total, &more);
+                for ((total, before), more) in total.iter().zip(before).zip(more) {
+                    let expected = f64::from(before) + f64::from(more);
+                    if before.is_finite() && more.is_finite() {
+                        let clamped = expected.clamp(f64::from(f32::MIN), f64::from(f32::MAX));
+                        prop_assert_eq!(*total, clamped as f32);
+                    } else {
+                        prop_assert_eq!(total.is_nan(), expected.is_nan());
+                        prop_assert!(total.is_nan() || *total == expected as f32);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn poisoned_chunks_are_chosen_last() {
+        let sums = [f32::NAN, 0.0, f32::INFINITY, 1.0];
+        let mut chosen = Vec::new();
+        select(&sums, 2, &mut chosen);
+        assert_eq!(chosen, [1, 3]);
+        select(&sums, 3, &mut chosen);
+        assert_eq!(chosen, [0, 1, 3]);
+        select(&sums, 9, &mut chosen);
+        assert_eq!(chosen, [0, 1, 2, 3]);
+        select(&[], 1, &mut chosen);
+        assert_eq!(chosen, []);
+    }
+
+    #[test]
+    fn a_clamped_norm_stays_the_largest_finite_one() {
+        let mut total = [f32::MAX, 3e38, 1.0];
+        add_norms(&mut total, &[f32::MAX, 3e38, f32::INFINITY]);
+        assert_eq!(total, [f32::MAX, f32::MAX, f32::INFINITY]);
+        add_norms(&mut total, &[1.0, 0.0, f32::NAN]);
+        assert!(total[..2] == [f32::MAX; 2] && total[2].is_nan());
+    }
+}

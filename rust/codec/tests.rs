@@ -1,0 +1,589 @@
+//! Every kernel, with every instruction set of this CPU, against the reference, bit by bit; and
+//! the properties that the method stands on.
+
+use super::accumulate::accumulate_with;
+use super::hop::{add_with, take_back_with};
+use super::momentum::add_velocity_with;
+use super::pack::pack_with;
+use super::reference::{self, Method, Rank};
+use super::rest::keep_rest;
+use super::samples::{any_finite, any_magnitude, bits, gradient, lengths, numbers, sets_here};
+use super::unpack::unpack_with;
+use super::{Gradient, Grid, Momentum, Wire, add_norms, fill, scale_for, select};
+use crate::simd::element::Element;
+use crate::simd::instructions::Instructions;
+use half::{bf16, f16};
+use proptest::prelude::*;
+use std::ops::Range;
+
+/// A gradient that owns its elements.
+#[derive(Debug, Clone, PartialEq)]
+enum Owned {
+    F32(Vec<f32>),
+    F16(Vec<u16>),
+    BF16(Vec<u16>),
+}
+
+const ELEMENTS: [Element; 3] = [Element::F32, Element::F16, Element::BF16];
+
+impl Owned {
+    fn new(element: Element, numbers: &[f32]) -> Owned {
+        let numbers = numbers.iter();
+        match element {
+            Element::F16 => {
+                Owned::F16(numbers.map(|x| f16::from_f32_const(*x).to_bits()).collect())
+            }
+            Element::BF16 => {
+                Owned::BF16(numbers.map(|x| bf16::from_f32_const(*x).to_bits()).collect())
+            }
+            _ => Owned::F32(numbers.copied().collect()),
+        }
+    }
+
+    fn borrow(&mut self) -> Gradient<'_> {
+        match self {
+            Owned::F32(numbers) => Gradient::F32(numbers),
+            Owned::F16(bits) => Gradient::F16(bits),
+            Owned::BF16(bits) => Gradient::BF16(bits),
+        }
+    }
+
+    fn numbers(&self) -> Vec<f32> {
+        match self {
+            Owned::F32(numbers) => numbers.clone(),
+            Owned::F16(bits) => bits.iter().map(|x| f16::from_bits(*x).to_f32_const()).collect(),
+            Owned::BF16(bits) => bits.iter().map(|x| bf16::from_bits(*x).to_f32_const()).collect(),
+        }
+    }
+}
+
+fn momenta() -> impl Strategy<Value = Option<Momentum>> {
+    let some = (prop_oneof![Just(0.0f32), Just(0.9), 0.0f32..1.0], any::<bool>());
+    prop::option::of(some.prop_map(|(factor, nesterov)| Momentum { factor, nesterov }))
+}
+
+/// Gradient, residual and velocity of one chunk.
+fn chunks() -> impl Strategy<Value = (Vec<f32>, Vec<f32>, Vec<f32>)> {
+    lengths().prop_flat_map(|length| (gradient(length), numbers(length), numbers(length)))
+}
+
+proptest! {
+    #[test]
+    fn accumulation_is_that_of_the_reference(
+        (gradient, residual, velocity) in chunks(), momentum in momenta()
+    ) {
+        for element in ELEMENTS {
+            let gradient = Owned::new(element, &gradient);
+            let (mut residual_then, mut velocity_then) = (residual.clone(), velocity.clone());
+            let norms_then = reference::accumulate(
+                &gradient.numbers(), &mut residual_then, &mut velocity_then, momentum,
+            );
+            for set in sets_here() {
+                let (mut gradient, mut residual) = (gradient.clone(), residual.clone());
+                let (mut velocity, mut undo) = (velocity.clone(), vec![0.0; 2 * residual.len()]);
+                let momentum = momentum.map(|momentum| (&mut velocity[..], momentum));
+                let is_moving = momentum.is_some();
+                let norms = accumulate_with(
+                    set, &mut gradient.borrow(), &mut residual, momentum, &mut undo,
+                );
+                prop_assert_eq!(
+                    bits(&[norms.gradient, norms.sum]), bits(&[norms_then.0, norms_then.1]),
+                    "{:?} {:?} {:?} {:?}", set, element, norms, norms_then
+                );
+                prop_assert_eq!(bits(&residual), bits(&residual_then), "{:?} {:?}", set, element);
+                if is_moving {
+                    prop_assert_eq!(bits(&velocity), bits(&velocity_then));
+                }
+                if norms.sum.is_finite() {
+                    prop_assert!(gradient.numbers().iter().all(|x| x.to_bits() == 0));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_dense_step_moves_the_velocity_but_where_it_would_not_be_finite(
+        (gradient, _, velocity) in chunks(), momentum in momenta()
+    ) {
+        let Some(momentum) = momentum else { return Ok(()) };
+        for element in ELEMENTS {
+            let gradient = Owned::new(element, &gradient);
+            let (mut gradient_then, mut velocity_then) = (gradient.numbers(), velocity.clone());
+            for (gradient, velocity) in gradient_then.iter_mut().zip(&mut velocity_then) {
+                let moved = momentum.factor * *velocity + *gradient;
+                let corrected = match momentum.nesterov {
+                    true => *gradient + momentum.factor * moved,
+                    false => moved,
+                };
+                *velocity = if corrected.is_finite() { moved } else { *velocity };
+                *gradient = reference::rounded_to(element, corrected);
+            }
+            for set in sets_here() {
+                let (mut gradient, mut velocity) = (gradient.clone(), velocity.clone());
+                add_velocity_with(set, &mut gradient.borrow(), &mut velocity, momentum);
+                prop_assert_eq!(bits(&gradient.numbers()), bits(&gradient_then), "{:?}", set);
+                prop_assert_eq!(bits(&velocity), bits(&velocity_then), "{:?}", set);
+                prop_assert!(velocity.iter().all(|x| x.is_finite()));
+            }
+        }
+    }
+
+    #[test]
+    fn packing_loses_nothing_and_is_that_of_the_reference(
+        residual in lengths().prop_flat_map(numbers), more in any_magnitude(), offset in 0usize..3
+    ) {
+        for wire in Wire::ALL {
+            // The other ranks' norms are in the sum too.
+            let norm = reference::norm(&residual).min(f32::MAX);
+            let scale = scale_for((norm + more).min(f32::MAX), wire);
+            let (mut residual_then, mut sent_then) = (residual.clone(), Vec::new());
+            reference::pack(&mut residual_then, scale, wire, &mut sent_then);
+            for set in sets_here() {
+                let mut after = residual.clone();
+                let mut memory = vec![0xa5; offset + sent_then.len() + 1];
+                let sent = &mut memory[offset..offset + sent_then.len()];
+                pack_with(set, &mut after, scale, wire, sent);
+                prop_assert_eq!(&*sent, &sent_then[..], "{:?} {:?}", set, wire);
+                prop_assert_eq!(bits(&after), bits(&residual_then), "{:?} {:?}", set, wire);
+                for (index, before) in residual.iter().enumerate() {
+                    assert_nothing_lost(*before, reference::read(wire, sent, index), scale, after[index]);
+                }
+                prop_assert_eq!(memory[offset + sent_then.len()], 0xa5);
+            }
+        }
+    }
+
+    #[test]
+    fn unpacking_is_that_of_the_reference(
+        sums in lengths().prop_flat_map(gradient), sum in any_magnitude(), offset in 0usize..3
+    ) {
+        for wire in Wire::ALL {
+            let scale = scale_for(sum, wire);
+            let mut memory = vec![0; offset];
+            sums.iter().for_each(|sum| reference::write(wire, &mut memory, *sum));
+            let bytes = &memory[offset..];
+            for element in ELEMENTS {
+                let quotients = (0..sums.len()).map(|i| reference::read(wire, bytes, i) / scale);
+                let then: Vec<f32> =
+                    quotients.map(|sum| reference::rounded_to(element, sum)).collect();
+                for set in sets_here() {
+                    let mut to = Owned::new(element, &vec![7.0; sums.len()]);
+                    unpack_with(set, bytes, wire, scale, &mut to.borrow());
+                    prop_assert_eq!(bits(&to.numbers()), bits(&then), "{:?} {:?}", set, wire);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_hop_is_that_of_the_reference_and_loses_nothing(
+        (incoming, own, kept) in chunks(), offset in 0usize..3
+    ) {
+        for wire in Wire::ALL {
+            let (mut incoming_bytes, mut own_bytes) = (vec![0; offset], Vec::new());
+            incoming.iter().for_each(|x| reference::write(wire, &mut incoming_bytes, *x));
+            own.iter().for_each(|x| reference::write(wire, &mut own_bytes, *x));
+            for set in sets_here() {
+                let (mut sum, mut rounded_off) = (own_bytes.clone(), kept.clone());
+                add_with(set, &mut sum, &incoming_bytes[offset..], wire, &mut rounded_off);
+                for index in 0..own.len() {
+                    let incoming = reference::read(wire, &incoming_bytes[offset..], index);
+                    let own = reference::read(wire, &own_bytes, index);
+                    let (sum_then, lost) = reference::hop_sum(wire, incoming, own);
+                    let sum = reference::read(wire, &sum, index);
+                    prop_assert_eq!(bits(&[sum]), bits(&[sum_then]), "{} + {}", incoming, own);
+                    let lost = if wire == Wire::F32 { kept[index] } else { lost };
+                    prop_assert_eq!(rounded_off[index], lost);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_hops_lost_comes_back_to_the_residual(
+        (rounded_off, residual, _) in chunks(), sum in any_magnitude()
+    ) {
+        let scale = scale_for(sum, Wire::F16);
+        let then: Vec<f32> = residual.iter().zip(&rounded_off).map(|(r, x)| r + x / scale).collect();
+        for set in sets_here() {
+            let mut residual = residual.clone();
+            take_back_with(set, &mut residual, &rounded_off, scale);
+            prop_assert_eq!(bits(&residual), bits(&then), "{:?}", set);
+        }
+    }
+}
+
+/// All of these are few enough digits, and near enough to each other, for an f64.
+fn assert_nothing_lost(before: f32, sent: f32, scale: f32, after: f32) {
+    let sent_back = f64::from(sent) / f64::from(scale);
+    let together = sent_back + f64::from(after);
+    assert_eq!(together, f64::from(before), "sent {sent}, scale {scale}, kept {after}");
+    // Nor is anything kept that the sum of the two hides.
+    assert_eq!(together - sent_back, f64::from(after));
+}
+
+/// Numbers with every exponent, and mantissas that are or are beside a tie or a carry.
+fn telling_numbers() -> Vec<f32> {
+    let mut mantissas = vec![0, 0x7f_ffff, 0x7f_f000, 0x7f_8000, 0x55_5555];
+    for bit in 0..23 {
+        let tie: u32 = 1 << bit;
+        mantissas.extend([tie, tie - 1, tie + 1, (tie * 3) & 0x7f_ffff, 0x7f_ffff - tie]);
+    }
+    let exponents = (0..255).chain(256..511);
+    let bits = exponents.flat_map(|top| mantissas.iter().map(move |low| (top << 23) | low));
+    bits.map(f32::from_bits).collect()
+}
+
+#[test]
+fn numbers_of_every_size_are_packed_without_loss_at_every_scale() {
+    let all = telling_numbers();
+    let exponents = (-126..=126).step_by(9).chain([-113, -112, 14, 15, 125]);
+    for exponent in exponents {
+        let scale = 2f32.powi(exponent);
+        // Those whose norm allows this scale: the sum is 32768 at the most.
+        let largest = 32768.0 / f64::from(scale);
+        let fit = |number: &&f32| f64::from(number.abs()) <= largest;
+        let numbers: Vec<f32> = all.iter().filter(fit).copied().collect();
+        for set in sets_here() {
+            for wire in Wire::ALL {
+                let scale = if wire == Wire::F16 { scale } else { 1.0 };
+                let (mut after, mut sent) = (numbers.clone(), vec![0; numbers.len() * 4]);
+                let sent = &mut sent[..numbers.len() * wire.element_bytes()];
+                pack_with(set, &mut after, scale, wire, sent);
+                for (index, before) in numbers.iter().enumerate() {
+                    let sent = reference::read(wire, sent, index);
+                    assert!(sent.is_finite() && after[index].is_finite(), "{before} by {scale}");
+                    assert_nothing_lost(*before, sent, scale, after[index]);
+                }
+            }
+        }
+    }
+}
+
+/// Every half-precision float with a sample of them, where sums are exact in f64.
+#[test]
+fn a_hop_in_half_precision_loses_nothing() {
+    let finite = |bits: &u16| f16::from_bits(*bits).is_finite();
+    let all: Vec<u16> = (0..=u16::MAX).filter(finite).collect();
+    for other in all.iter().step_by(997).chain(&[1, 0x8001, 0x3ff, 0x400, 0x7bff, 0xfbff]) {
+        let incoming: Vec<u8> = all.iter().flat_map(|_| other.to_ne_bytes()).collect();
+        for set in sets_here() {
+            let mut own: Vec<u8> = all.iter().flat_map(|bits| bits.to_ne_bytes()).collect();
+            let mut rounded_off = vec![0.0; all.len()];
+            add_with(set, &mut own, &incoming, Wire::F16, &mut rounded_off);
+            let other = f16::from_bits(*other).to_f64_const();
+            for (index, bits) in all.iter().enumerate() {
+                let exact = other + f16::from_bits(*bits).to_f64_const();
+                let sum = f64::from(reference::read(Wire::F16, &own, index));
+                let overflows = exact.abs() >= 65520.0;
+                assert_eq!(sum.is_infinite(), overflows, "{exact}");
+                let expected = if overflows { 0.0 } else { exact - sum };
+                assert_eq!(f64::from(rounded_off[index]), expected, "{other} and {bits:#x}");
+            }
+        }
+    }
+}
+
+#[test]
+fn one_bad_number_anywhere_leaves_residual_and_velocity_as_they_were() {
+    let length = 70;
+    let (residual, velocity) = (vec![0.1; length], vec![-3.0; length]);
+    let bad =
+        [(f32::NAN, f32::NAN), (f32::INFINITY, f32::INFINITY), (f32::NEG_INFINITY, f32::INFINITY)];
+    let momenta = [None, Some(false), Some(true)];
+    for set in sets_here() {
+        for element in ELEMENTS {
+            for (place, (bad, sum)) in (0..length).flat_map(|place| bad.map(|bad| (place, bad))) {
+                for nesterov in momenta {
+                    let mut gradient = vec![0.7; length];
+                    gradient[place] = bad;
+                    let mut gradient = Owned::new(element, &gradient);
+                    let (mut residual_now, mut velocity_now) = (residual.clone(), velocity.clone());
+                    let momentum = nesterov.map(|nesterov| Momentum { factor: 0.9, nesterov });
+                    let norms = accumulate_with(
+                        set,
+                        &mut gradient.borrow(),
+                        &mut residual_now,
+                        momentum.map(|momentum| (&mut velocity_now[..], momentum)),
+                        &mut vec![0.0; 2 * length],
+                    );
+                    assert_eq!(bits(&[norms.sum]), bits(&[sum]), "{bad} at {place}");
+                    assert_eq!(residual_now, residual);
+                    assert_eq!(velocity_now, velocity);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sum_that_overflows_is_clamped_and_its_chunk_is_not_poisoned() {
+    for set in sets_here() {
+        let mut gradient = vec![3e38; 100];
+        let mut residual = vec![-1e38; 100];
+        let norms = accumulate_with(
+            set,
+            &mut Gradient::F32(&mut gradient),
+            &mut residual,
+            None,
+            &mut [0.0; 100],
+        );
+        assert_eq!((norms.gradient, norms.sum), (f32::MAX, f32::MAX));
+        assert_eq!(residual, vec![3e38 - 1e38; 100]);
+        // But a number that overflows itself poisons it.
+        let mut gradient = vec![0.0; 100];
+        gradient[33] = f32::MAX;
+        let norms = accumulate_with(
+            set,
+            &mut Gradient::F32(&mut gradient),
+            &mut residual,
+            None,
+            &mut [0.0; 100],
+        );
+        assert_eq!(norms.sum, f32::INFINITY);
+        assert_eq!(residual, vec![3e38 - 1e38; 100]);
+    }
+}
+
+#[test]
+fn a_poisoned_gradient_is_filled_in_its_own_type() {
+    for element in ELEMENTS {
+        for value in [f32::INFINITY, f32::NAN, 0.0] {
+            let mut gradient = Owned::new(element, &[1.0; 5]);
+            fill(&mut gradient.borrow(), value);
+            assert_eq!(bits(&gradient.numbers()), bits(&[value; 5]));
+        }
+    }
+}
+
+/// The method by its kernels, with all ranks in one place.
+struct Kernels {
+    set: Instructions,
+    /// Bytes that are combined at a time.
+    piece: usize,
+}
+
+/// What is compared of a step.
+#[derive(Debug, Clone, PartialEq)]
+struct Outcome {
+    sums: Vec<u32>,
+    chosen: Vec<u32>,
+    scales: Vec<f32>,
+    sent: Vec<Vec<u8>>,
+    summed: Vec<u8>,
+    delivered: Vec<u32>,
+    residuals: Vec<Vec<u32>>,
+    velocities: Vec<Vec<u32>>,
+}
+
+impl Kernels {
+    fn step(&self, method: &Method, before: &[Rank]) -> Outcome {
+        let elements = before[0].gradient.len();
+        let grid = Grid { elements, chunk: method.chunk };
+        let mut ranks = before.to_vec();
+        let mut gradients: Vec<Owned> =
+            ranks.iter().map(|rank| Owned::new(method.element, &rank.gradient)).collect();
+        let mut sums = vec![0.0; grid.chunks()];
+        let mut undo = vec![0.0; 2 * method.chunk];
+        for (rank, gradient) in ranks.iter_mut().zip(&mut gradients) {
+            let mut norms = Vec::new();
+            for range in (0..grid.chunks()).map(|chunk| grid.range(chunk)) {
+                let velocity = &mut rank.velocity;
+                let momentum =
+                    method.momentum.map(|momentum| (&mut velocity[range.clone()], momentum));
+                let residual = &mut rank.residual[range.clone()];
+                let part = &mut gradient.borrow();
+                let part = &mut part.part(range);
+                norms.push(accumulate_with(self.set, part, residual, momentum, &mut undo).sum);
+            }
+            add_norms(&mut sums, &norms);
+        }
+
+        let mut chosen = Vec::new();
+        select(&sums, method.count, &mut chosen);
+        let (size, mut at) = (method.wire.element_bytes(), 0);
+        let mut places = Vec::new();
+        for chunk in &chosen {
+            let range = grid.range(*chunk as usize);
+            places.push((range.clone(), at..at + range.len(), sums[*chunk as usize]));
+            at += range.len();
+        }
+        let scales: Vec<f32> =
+            places.iter().map(|(_, _, sum)| scale_for(*sum, method.wire)).collect();
+        let mut sent = vec![vec![0; at * size]; ranks.len()];
+        for (rank, sent) in ranks.iter_mut().zip(&mut sent) {
+            for ((range, place, sum), scale) in places.iter().zip(&scales) {
+                if sum.is_finite() {
+                    let out = &mut sent[place.start * size..place.end * size];
+                    let residual = &mut rank.residual[range.clone()];
+                    pack_with(self.set, residual, *scale, method.wire, out);
+                    if method.momentum.is_some() {
+                        rank.velocity[range.clone()].fill(0.0);
+                    }
+                }
+            }
+        }
+
+        let (summed, rounded_off) = self.ring(method, &sent);
+        for (rank, rounded_off) in ranks.iter_mut().zip(&rounded_off) {
+            for ((range, place, sum), scale) in places.iter().zip(&scales) {
+                if method.wire != Wire::F32 && sum.is_finite() {
+                    let residual = &mut rank.residual[range.clone()];
+                    take_back_with(self.set, residual, &rounded_off[place.clone()], *scale);
+                }
+            }
+        }
+        for (index, gradient) in gradients.iter_mut().enumerate() {
+            for ((range, place, sum), scale) in places.iter().zip(&scales) {
+                let bytes = &summed[place.start * size..place.end * size];
+                let part = &mut gradient.borrow();
+                let part = &mut part.part(range.clone());
+                unpack_with(self.set, bytes, method.wire, *scale, part);
+                if sum.is_finite() {
+                    let residual = (index == 0).then(|| &mut ranks[0].residual[range.clone()]);
+                    keep_rest(bytes, method.wire, *scale, part, residual);
+                }
+            }
+            for (chunk, sum) in sums.iter().enumerate().filter(|(_, sum)| !sum.is_finite()) {
+                fill(&mut gradient.borrow().part(grid.range(chunk)), *sum);
+            }
+        }
+        let delivered: Vec<Vec<u32>> = gradients.iter().map(|g| bits(&g.numbers())).collect();
+        assert!(delivered.iter().all(|delivered| *delivered == delivered_to_first(&gradients)));
+        Outcome {
+            sums: bits(&sums),
+            chosen,
+            scales,
+            sent,
+            summed,
+            delivered: delivered_to_first(&gradients),
+            residuals: ranks.iter().map(|rank| bits(&rank.residual)).collect(),
+            velocities: ranks.iter().map(|rank| bits(&rank.velocity)).collect(),
+        }
+    }
+
+    fn ring(&self, method: &Method, sent: &[Vec<u8>]) -> (Vec<u8>, Vec<Vec<f32>>) {
+        let (ranks, size) = (sent.len(), method.wire.element_bytes());
+        let mut rounded_off = vec![vec![0.0; sent[0].len() / size]; ranks];
+        let mut summed = sent[0].clone();
+        for (number, range) in (method.cut)(sent[0].len()).into_iter().enumerate() {
+            let mut partial = sent[number % ranks][range.clone()].to_vec();
+            for rank in (1..ranks).map(|hop| (number + hop) % ranks) {
+                let mut own = sent[rank][range.clone()].to_vec();
+                for start in (0..own.len()).step_by(self.piece) {
+                    let end = own.len().min(start + self.piece);
+                    let at = (range.start + start) / size..(range.start + end) / size;
+                    let (own, incoming) = (&mut own[start..end], &partial[start..end]);
+                    add_with(self.set, own, incoming, method.wire, &mut rounded_off[rank][at]);
+                }
+                partial = own;
+            }
+            summed[range].copy_from_slice(&partial);
+        }
+        (summed, rounded_off)
+    }
+}
+
+fn delivered_to_first(gradients: &[Owned]) -> Vec<u32> {
+    bits(&gradients[0].numbers())
+}
+
+/// Equal parts that begin at multiples of 64 bytes, as the ring cuts.
+fn cut(bytes: usize, count: usize) -> Vec<Range<usize>> {
+    let each = bytes.div_ceil(count).next_multiple_of(64);
+    (0..count).map(|i| (i * each).min(bytes)..((i + 1) * each).min(bytes)).collect()
+}
+
+fn states(elements: usize, ranks: usize) -> impl Strategy<Value = Vec<Rank>> {
+    let rank = (gradient(elements), numbers(elements), numbers(elements))
+        .prop_map(|(gradient, residual, velocity)| Rank { gradient, residual, velocity });
+    prop::collection::vec(rank, ranks)
+}
+
+proptest! {
+    #[test]
+    fn the_whole_method_is_that_of_the_reference(
+        ranks in (1usize..400, 1usize..5).prop_flat_map(|(elements, ranks)| states(elements, ranks)),
+        chunk in 1usize..150,
+        count in 1usize..9,
+        momentum in momenta(),
+        element in prop::sample::select(ELEMENTS.to_vec()),
+        wire in prop::sample::select(Wire::ALL.to_vec()),
+        lanes in 1usize..3,
+        piece in 1usize..5,
+    ) {
+        let ranks: Vec<Rank> = ranks
+            .into_iter()
+            .map(|rank| {
+                let gradient = Owned::new(element, &rank.gradient).numbers();
+                Rank { gradient, ..rank }
+            })
+            .collect();
+        let parts = ranks.len() * lanes;
+        let cut = |bytes| cut(bytes, parts);
+        let clears_velocity = true;
+        let keeps_what_hops_lose = true;
+        let cut = &cut;
+        let method = Method { chunk, count, wire, momentum, clears_velocity, element, cut, keeps_what_hops_lose };
+        let then = reference::step(&method, &ranks);
+        let then = Outcome {
+            sums: bits(&then.sums),
+            chosen: then.chosen,
+            scales: then.scales,
+            sent: then.sent,
+            summed: then.summed,
+            delivered: bits(&then.delivered),
+            residuals: then.ranks.iter().map(|rank| bits(&rank.residual)).collect(),
+            velocities: then.ranks.iter().map(|rank| bits(&rank.velocity)).collect(),
+        };
+        for set in sets_here() {
+            let kernels = Kernels { set, piece: piece * 64 };
+            prop_assert_eq!(kernels.step(&method, &ranks), then.clone(), "{:?}", set);
+        }
+    }
+
+    /// With numbers of so few digits that no sum in f32 rounds, every digit can be accounted for.
+    #[test]
+    fn nothing_is_lost_between_all_ranks(
+        numbers in (1usize..300, 1usize..6).prop_flat_map(|(elements, ranks)| {
+            let one = || prop::collection::vec(-4000i32..4000, elements);
+            prop::collection::vec((one(), one()), ranks)
+        }),
+        chunk in 1usize..100,
+        count in 1usize..9,
+        wire in prop::sample::select(Wire::ALL.to_vec()),
+    ) {
+        let float = |numbers: &[i32]| numbers.iter().map(|x| *x as f32 / 64.0).collect::<Vec<_>>();
+        let before: Vec<Rank> = numbers
+            .iter()
+            .map(|(gradient, residual)| Rank {
+                gradient: float(gradient),
+                residual: float(residual),
+                velocity: Vec::new(),
+            })
+            .collect();
+        let cut = |bytes| cut(bytes, before.len());
+        let (momentum, element) = (None, Element::F32);
+        let clears_velocity = true;
+        let keeps_what_hops_lose = true;
+        let cut = &cut;
+        let method = Method { chunk, count, wire, momentum, clears_velocity, element, cut, keeps_what_hops_lose };
+        let after = reference::step(&method, &before);
+        for element in 0..before[0].gradient.len() {
+            let had = |rank: &Rank| f64::from(rank.gradient[element]) + f64::from(rank.residual[element]);
+            let has = |rank: &Rank| f64::from(rank.residual[element]);
+            let had: f64 = before.iter().map(had).sum();
+            let has: f64 = after.ranks.iter().map(has).sum();
+            prop_assert_eq!(had, has + f64::from(after.delivered[element]));
+        }
+    }
+
+    #[test]
+    fn a_velocity_that_is_not_finite_never_hides_behind_a_finite_residual(
+        gradient in any_finite(), velocity in any_finite(), factor in 0.0f32..=1.0,
+        nesterov in any::<bool>(),
+    ) {
+        let (velocity, corrected) = Momentum { factor, nesterov }.apply(gradient, velocity);
+        prop_assert!(velocity.is_finite() || !corrected.is_finite());
+    }
+}
