@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "rust/bridge/mod.rs.h"
+#include "rust/bridge/ffi.rs.h"
 
 namespace gflow {
 

@@ -6,7 +6,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "rust/bridge/mod.rs.h"
+#include "rust/bridge/ffi.rs.h"
 
 namespace gflow {
 

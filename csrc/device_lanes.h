@@ -10,7 +10,7 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "rust/bridge/mod.rs.h"
+#include "rust/bridge/ffi.rs.h"
 
 namespace gflow {
 

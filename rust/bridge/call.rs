@@ -1,0 +1,134 @@
+//! A collective on its way in, with its description, and its outcome on the way out.
+
+use super::group::Group;
+use super::{ffi, guard, milliseconds};
+use crate::collective::call::{Call, Kind, OnDevice, View};
+use crate::collective::span::{Memory, Span};
+use crate::engine::operation::Operation;
+use crate::error::{Error, Result};
+use crate::transport::interrupt::Interrupt;
+use cxx::SharedPtr;
+use std::sync::Arc;
+
+impl Group {
+    pub(super) fn submit(
+        &self,
+        call: ffi::CallDescription,
+        operation: SharedPtr<ffi::Operation>,
+    ) -> Result<u64> {
+        guard(|| self.engine.submit(read_call(call)?, Arc::new(CxxOperation(operation))))
+    }
+
+    pub(super) fn submit_and_wait(
+        &self,
+        call: ffi::CallDescription,
+        operation: SharedPtr<ffi::Operation>,
+    ) -> Result<u64> {
+        guard(|| self.engine.submit_and_wait(read_call(call)?, Arc::new(CxxOperation(operation))))
+    }
+
+    pub(super) fn submit_aside(&self, operation: SharedPtr<ffi::Operation>) -> Result<()> {
+        guard(|| self.engine.submit_aside(Arc::new(CxxOperation(operation))))
+    }
+
+    pub(super) fn end_of_pass(&self) -> Result<()> {
+        guard(|| {
+            self.engine.end_of_pass();
+            Ok(())
+        })
+    }
+
+    pub(super) fn flush(&self) -> Result<()> {
+        guard(|| {
+            self.engine.flush();
+            Ok(())
+        })
+    }
+}
+
+fn read_call(call: ffi::CallDescription) -> Result<Call> {
+    let kind = Kind::from_code(call.kind).ok_or_else(|| {
+        Error::Operation(format!("gflow: unknown kind of collective, code {}", call.kind))
+    })?;
+    let view = View {
+        kind,
+        dtype: call.dtype,
+        reduce_op: call.reduce_op,
+        root: call.root,
+        tensors: call.tensors,
+        numel: call.numel,
+        layout: call.layout,
+        // The engine knows which of this rank's devices it is.
+        lane: 0,
+    };
+    Ok(Call {
+        view,
+        gradient: call.gradient,
+        bucket: call.bucket,
+        bytes: call.bytes,
+        on_device: (call.device >= 0)
+            .then_some(OnDevice { device: call.device, stream: call.stream }),
+        sends: call.sends,
+        receives: call.receives,
+        complaint: match call.complaint.as_str() {
+            "" => String::new(),
+            what => format!("has wrong arguments: {what}"),
+        },
+        timeout: milliseconds(call.timeout_ms),
+    })
+}
+
+/// How C++ says that a collective is over.
+pub(super) struct Done(Arc<Interrupt>);
+
+impl Done {
+    pub(super) fn raise(&self) {
+        self.0.raise();
+    }
+}
+
+/// A collective of the C++ side.
+struct CxxOperation(SharedPtr<ffi::Operation>);
+
+impl Operation for CxxOperation {
+    fn prepare(&self) -> Result<()> {
+        self.0.prepare().map_err(thrown)
+    }
+
+    fn open(&self) -> Result<Memory> {
+        let spans = self.0.open().map_err(thrown)?;
+        let read = |list: Vec<ffi::TensorSpan>| {
+            list.into_iter()
+                .map(|span| Span { address: span.address as *mut u8, bytes: span.bytes })
+                .collect()
+        };
+        Ok(Memory { inputs: read(spans.inputs), outputs: read(spans.outputs) })
+    }
+
+    fn start(&self, done: Arc<Interrupt>) -> Result<()> {
+        self.0.start(Box::new(Done(done))).map_err(thrown)
+    }
+
+    fn finish(&self) -> Result<()> {
+        self.0.finish().map_err(thrown)
+    }
+
+    fn broke_connection(&self) -> bool {
+        self.0.broke_connection()
+    }
+
+    fn settle(&self, error: Option<&Error>) -> bool {
+        let text = error.map(Error::to_string).unwrap_or_default();
+        // An exception here means that there is nothing left to complete.
+        self.0.settle(&text, matches!(error, Some(Error::Operation(_)))).unwrap_or(false)
+    }
+
+    fn notify(&self) {
+        // A Future keeps what its callbacks threw; what arrives here has nowhere to go.
+        let _ = self.0.notify();
+    }
+}
+
+fn thrown(exception: cxx::Exception) -> Error {
+    Error::Operation(exception.what().to_string())
+}

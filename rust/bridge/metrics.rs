@@ -1,0 +1,51 @@
+//! The counters of a group, and the line about compression.
+
+use super::group::Group;
+use super::{ffi, guard};
+use crate::error::Result;
+use crate::observe::gradients::{BucketCounts, Stage};
+
+impl Group {
+    pub(super) fn metrics(&self) -> Result<ffi::MetricsSnapshot> {
+        guard(|| {
+            let counts = self.engine.counts();
+            let (gradients, times) = self.engine.gradient_counts();
+            let by_kind = counts.by_kind.into_iter();
+            let bucket = |(number, bucket): (u32, BucketCounts)| ffi::BucketMetrics {
+                number,
+                steps: bucket.steps,
+                gradient_bytes: bucket.gradient_bytes,
+                carried_bytes: bucket.carried_bytes,
+                wire_bytes: bucket.wire_bytes,
+                density: bucket.density,
+                residual_ratio: bucket.residual_ratio,
+            };
+            let stage = |(stage, seconds): (Stage, f64)| ffi::StageSeconds {
+                name: stage.name().to_string(),
+                seconds,
+            };
+            Ok(ffi::MetricsSnapshot {
+                hosts: self.topology.hosts() as u64,
+                ranks_here: self.topology.local_ranks().len() as u64,
+                gradient_buckets: counts.gradient_buckets,
+                gradient_bytes: counts.gradient_bytes,
+                exact_tensors: counts.exact_tensors,
+                exact_bytes: counts.exact_bytes,
+                by_kind: by_kind
+                    .map(|(kind, count)| ffi::KindCount { name: kind.name().to_string(), count })
+                    .collect(),
+                compresses: self.compresses,
+                buckets: gradients.buckets.into_iter().map(bucket).collect(),
+                other_carried_bytes: gradients.gone.carried_bytes,
+                other_wire_bytes: gradients.gone.wire_bytes + gradients.norm_bytes,
+                stages: Stage::ALL.into_iter().zip(gradients.seconds).map(stage).collect(),
+                hidden_seconds: times.hidden.as_secs_f64(),
+                exposed_seconds: times.exposed.as_secs_f64(),
+            })
+        })
+    }
+
+    pub(super) fn announcement(&self) -> Result<String> {
+        guard(|| Ok(self.engine.announcement().unwrap_or_default()))
+    }
+}

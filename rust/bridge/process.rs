@@ -1,0 +1,46 @@
+//! Entries that concern the whole process and no group.
+
+use super::{ffi, guard};
+use crate::collective::call;
+use crate::cuda::findings::{self, Finding};
+use crate::error::{Error, Result};
+use crate::fork;
+
+/// The Python name of a torch type, for messages that C++ writes.
+pub(super) fn dtype_name(code: u8) -> Result<String> {
+    guard(|| Ok(call::dtype_name(code)))
+}
+
+/// What the GPU path needs, and whether it is on this machine.
+pub(super) fn look_for_gpus() -> Result<Vec<ffi::Finding>> {
+    guard(|| {
+        let finding = |Finding { what, outcome }: Finding| {
+            let is_there = outcome.is_ok();
+            ffi::Finding { what, found: outcome.unwrap_or_else(|why| why), is_there }
+        };
+        Ok(findings::look().into_iter().map(finding).collect())
+    })
+}
+
+// Fork handlers: they cannot fail, and run where nothing may be caught.
+
+pub(super) fn before_fork() {
+    fork::before();
+}
+
+pub(super) fn after_fork_in_parent() {
+    fork::after_in_parent();
+}
+
+pub(super) fn after_fork_in_child() {
+    fork::after_in_child();
+}
+
+/// Fails on purpose, so that `gflow doctor` and the tests can see that failures arrive.
+pub(super) fn provoke(what: &str) -> Result<()> {
+    guard(|| match what {
+        "error" => Err(Error::Operation("gflow: a Rust error, provoked on purpose".into())),
+        "panic" => panic!("provoked on purpose"),
+        other => Err(Error::Operation(format!("gflow: cannot provoke {other:?}: error or panic"))),
+    })
+}
