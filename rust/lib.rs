@@ -4,8 +4,16 @@
 //! on and carried out with the other ranks by [`collective`], which adds up with [`simd`] and
 //! moves bytes over a [`transport`], and is counted by [`observe`]. What is sent of a gradient is
 //! calculated by [`codec`], which knows nothing but [`simd`], or on a GPU by [`cuda`], which
-//! knows the types of both. Dependencies point downward only, in that order. Nothing in this crate knows about Python or torch's types, and nothing in
-//! it may end the process.
+//! knows the types of both. Nothing in this crate knows about Python or torch's types, and nothing
+//! in it may end the process.
+//!
+//! Dependencies point downward only. A folder may use those after the next `>`, and everything may
+//! use the leaves (`tools/check_layers.py`, run by `make lint`, reads these two lines):
+//!
+//! ```text
+//! bridge > engine > gradients > cuda, collective > codec, transport > observe > simd
+//! leaves: error, fork, huge_pages, sync
+//! ```
 
 pub mod bridge;
 pub mod codec;
