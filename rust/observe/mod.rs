@@ -5,4 +5,5 @@
 
 pub mod counters;
 pub mod gradients;
+pub mod log;
 pub mod traffic;
