@@ -7,7 +7,7 @@
 //! Every round runs each variant once, so that a slow moment hits all of them alike. `plain` is
 //! the limit: the same bytes both ways at once, by a thread for each way, and no summation.
 
-use gflow::collective::ring::{Combine, Lane, Ring};
+use gflow::collective::ring::{Combine, Ring, RingChannel};
 use gflow::transport::socket::prepare;
 use gflow::transport::{Failure, Watch};
 use rustix::net::sockopt;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const BYTES: usize = 25 << 20;
 const SMALL: usize = 1024;
-/// Lanes, KiB of staging and KiB of each socket buffer (0: as the kernel sees fit).
+/// Channels, KiB of staging and KiB of each socket buffer (0: as the kernel sees fit).
 const VARIANTS: [(usize, usize, usize); 9] = [
     (1, 64, 0),
     (1, 128, 0),
@@ -84,9 +84,9 @@ impl Meet {
         }
     }
 
-    fn ring(&self, lanes: usize, staging: usize, buffer: usize) -> Ring {
+    fn ring(&self, channels: usize, staging: usize, buffer: usize) -> Ring {
         let position = usize::from(matches!(self, Meet::Connect(_)));
-        let lanes = (0..lanes)
+        let channels = (0..channels)
             .map(|_| {
                 let (to_next, from_previous) = self.both_ways();
                 prepare(&to_next).unwrap();
@@ -95,10 +95,10 @@ impl Meet {
                     sockopt::set_socket_send_buffer_size(&to_next, buffer).unwrap();
                     sockopt::set_socket_recv_buffer_size(&from_previous, buffer).unwrap();
                 }
-                Lane::with_staging(Box::new(to_next), Box::new(from_previous), staging)
+                RingChannel::with_staging(Box::new(to_next), Box::new(from_previous), staging)
             })
             .collect();
-        Ring::new(position, 2, lanes, 1 - position, 1 - position)
+        Ring::new(position, 2, channels, 1 - position, 1 - position)
     }
 }
 
@@ -137,14 +137,14 @@ fn measure(meet: &Meet, rounds: usize) -> Vec<Times> {
     let plain = meet.both_ways();
     let mut rings: Vec<Ring> = VARIANTS
         .iter()
-        .map(|(lanes, staging, buffer)| meet.ring(*lanes, staging << 10, buffer << 10))
+        .map(|(channels, staging, buffer)| meet.ring(*channels, staging << 10, buffer << 10))
         .collect();
     let mut times: Vec<Times> = vec![("plain".into(), BYTES, Vec::new())];
-    times.extend(VARIANTS.iter().map(|(lanes, staging, buffer)| {
+    times.extend(VARIANTS.iter().map(|(channels, staging, buffer)| {
         let buffer = if *buffer == 0 { "auto".to_string() } else { buffer.to_string() };
-        (format!("{lanes} lanes, staging {staging}, buffer {buffer}"), BYTES, Vec::new())
+        (format!("{channels} channels, staging {staging}, buffer {buffer}"), BYTES, Vec::new())
     }));
-    times.push((format!("1 lane, {SMALL} bytes"), SMALL, Vec::new()));
+    times.push((format!("1 channel, {SMALL} bytes"), SMALL, Vec::new()));
     let mut data = vec![0u8; BYTES];
     let soon = || Instant::now() + Duration::from_secs(60);
     // The first round warms up memory and the connections' windows.

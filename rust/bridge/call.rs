@@ -2,7 +2,7 @@
 
 use super::group::Group;
 use super::{ffi, guard, milliseconds};
-use crate::collective::call::{Call, Kind, OnDevice, View};
+use crate::collective::call::{Call, CollectiveKind, OnDevice, View};
 use crate::collective::span::{Memory, Span};
 use crate::engine::operation::Operation;
 use crate::error::{Error, Result};
@@ -47,7 +47,7 @@ impl Group {
 }
 
 fn read_call(call: ffi::CallDescription) -> Result<Call> {
-    let kind = Kind::from_code(call.kind).ok_or_else(|| {
+    let kind = CollectiveKind::from_code(call.kind).ok_or_else(|| {
         Error::Operation(format!("gflow: unknown kind of collective, code {}", call.kind))
     })?;
     let view = View {
@@ -59,7 +59,7 @@ fn read_call(call: ffi::CallDescription) -> Result<Call> {
         numel: call.numel,
         layout: call.layout,
         // The engine knows which of this rank's devices it is.
-        lane: 0,
+        device_slot: 0,
     };
     Ok(Call {
         view,

@@ -4,7 +4,7 @@ use super::listener::Door;
 use super::state::momentum;
 use super::{ffi, guard, milliseconds};
 use crate::codec::{Schedule, Wire};
-use crate::collective::assembly::{Assembled, Census, assemble};
+use crate::collective::assembly::{Assembled, RankDirectory, assemble};
 use crate::collective::topology::Topology;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ use crate::transport::handshake::{KEY_BYTES, Key};
 use crate::transport::interrupt::Interrupt;
 use crate::transport::shm::arena::Arena;
 use crate::transport::tcp::ConnectError;
-use crate::transport::tcp::reception::Reception;
+use crate::transport::tcp::connector::Connector;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -44,13 +44,15 @@ pub(super) fn join_group(door: Box<Door>, membership: &ffi::Membership) -> Resul
         let rank = membership.rank as usize;
         let deadline = Instant::now() + timeout;
         let Door { listener, entrance } = *door;
-        let reception =
-            Reception::open(listener, rank, addresses, key, deadline, interrupt.clone())
+        let connector =
+            Connector::open(listener, rank, addresses, key, deadline, interrupt.clone())
                 .map_err(|error| Error::Connect(format!("cannot take connections: {error}")))?;
-        let census =
-            Census { hosts: membership.hosts.clone(), entrances: membership.entrances.clone() };
+        let directory = RankDirectory {
+            hosts: membership.hosts.clone(),
+            fd_listeners: membership.entrances.clone(),
+        };
         let Assembled { fabric, arena, notice } =
-            assemble(reception, entrance, &census, &key, deadline)
+            assemble(connector, entrance, &directory, &key, deadline)
                 .map_err(|error| unreachable_ranks(&error, membership, timeout))?;
         let topology = fabric.topology().clone();
         let labels = membership.labels.clone();
@@ -156,7 +158,7 @@ impl Group {
                 hosts: self.topology.hosts(),
                 carriers: self.topology.carriers(),
                 host: self.topology.host(),
-                place: self.topology.place(),
+                place: self.topology.local_rank(),
             })
         })
     }

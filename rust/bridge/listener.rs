@@ -2,15 +2,15 @@
 
 use super::guard;
 use crate::error::{Error, Result};
-use crate::transport::shm::passing::Entrance;
-use crate::transport::tcp::reception::Listener;
+use crate::transport::shm::fd_exchange::FdListener;
+use crate::transport::tcp::connector::Listener;
 use std::net::IpAddr;
 
 /// Where the ranks of a group that is being made can come in.
 pub(super) struct Door {
     pub(super) listener: Listener,
     /// For the memory of ranks of the same host; none where there are no such sockets.
-    pub(super) entrance: Option<Entrance>,
+    pub(super) entrance: Option<FdListener>,
 }
 
 pub(super) fn open_door(address: &str) -> Result<Box<Door>> {
@@ -18,7 +18,7 @@ pub(super) fn open_door(address: &str) -> Result<Box<Door>> {
         let failed = |why: String| Error::Connect(format!("cannot listen on {address}: {why}"));
         let ip: IpAddr = address.parse().map_err(|_| failed("not an IP address".into()))?;
         let listener = Listener::bind(ip).map_err(|error| failed(error.to_string()))?;
-        Ok(Box::new(Door { listener, entrance: Entrance::open().ok() }))
+        Ok(Box::new(Door { listener, entrance: FdListener::open().ok() }))
     })
 }
 

@@ -3,7 +3,7 @@
 use super::group::Group;
 use super::{ffi, guard, milliseconds};
 use crate::codec::Momentum;
-use crate::collective::hosts;
+use crate::collective::hierarchical;
 use crate::cuda::Fault;
 use crate::error::{Error, Result};
 use crate::gradients::State;
@@ -23,7 +23,7 @@ impl Group {
     /// The part of a bucket of so many bytes that this rank carries to other hosts.
     pub(super) fn shard_of(&self, bytes: usize) -> Result<ffi::ByteRange> {
         guard(|| {
-            let range = hosts::shard_range(&self.topology, bytes).unwrap_or(0..0);
+            let range = hierarchical::shard_range(&self.topology, bytes).unwrap_or(0..0);
             Ok(ffi::ByteRange { start: range.start, end: range.end })
         })
     }

@@ -5,7 +5,7 @@
 //! stays in step. Whether a tensor is a gradient bucket is rank-local (a rank that has run out of
 //! data under `join()` sends untagged zeros), so the ranks settle on "yes" if any rank says yes.
 
-use super::call::{Call, Kind, View};
+use super::call::{Call, CollectiveKind, View};
 use super::fabric::Fabric;
 use crate::error::{Error, Result};
 use crate::transport::Failure;
@@ -36,7 +36,7 @@ pub struct AgreedBucket {
 
 /// What a rank shows of its tensor, besides the call.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Shown<'a> {
+pub struct TensorInfo<'a> {
     /// The tensor itself, if it is small.
     pub bytes: &'a [u8],
     /// Where it is in the arena of this rank, if it is there.
@@ -57,7 +57,7 @@ pub fn agree(
     labels: &Labels,
     seq: u64,
     call: &Call,
-    own: Shown,
+    own: TensorInfo,
     deadline: Instant,
 ) -> Result<Agreed> {
     let mut message = Vec::with_capacity(HEADER_BYTES + 8 * call.sends.len() + own.bytes.len());
@@ -70,7 +70,8 @@ pub fn agree(
     let headers = decode_all(fabric.inbox(), labels)?;
 
     compare(&headers, labels, fabric.rank())?;
-    let counted = matches!(call.view.kind, Kind::AllToAll | Kind::AllToAllSingle);
+    let counted =
+        matches!(call.view.kind, CollectiveKind::AllToAll | CollectiveKind::AllToAllSingle);
     if counted || headers.iter().any(|header| header.complains) {
         hear_complaints(fabric, labels, seq, call, deadline)?;
     }
@@ -267,7 +268,7 @@ pub const IDS_CODE: u8 = u8::MAX - 1;
 const NOWHERE: u64 = u64::MAX;
 
 impl Header {
-    fn of(seq: u64, call: &Call, own: &Shown) -> Header {
+    fn of(seq: u64, call: &Call, own: &TensorInfo) -> Header {
         Header {
             seq,
             view: call.view.clone(),
@@ -301,7 +302,7 @@ impl Header {
         put(&self.bucket.to_le_bytes());
         put(&self.step.to_le_bytes());
         put(&self.momentum.to_le_bytes());
-        put(&view.lane.to_le_bytes());
+        put(&view.device_slot.to_le_bytes());
         bytes
     }
 
@@ -323,8 +324,8 @@ impl Header {
                  or called another collective there"
             ));
         }
-        let kind =
-            Kind::from_code(kind).ok_or_else(|| format!("an unknown collective, code {kind}"))?;
+        let kind = CollectiveKind::from_code(kind)
+            .ok_or_else(|| format!("an unknown collective, code {kind}"))?;
         if flags & !(GRADIENT | COMPLAINS) != 0 {
             return Err(format!("unknown flags {flags:#010b}"));
         }
@@ -336,7 +337,7 @@ impl Header {
             tensors: u32::from_le_bytes(take(&mut rest)),
             numel: u64::from_le_bytes(take(&mut rest)),
             layout: u64::from_le_bytes(take(&mut rest)),
-            lane: 0,
+            device_slot: 0,
         };
         let mut header = Header {
             seq,
@@ -348,7 +349,7 @@ impl Header {
             step: u64::from_le_bytes(take(&mut rest)),
             momentum: u32::from_le_bytes(take(&mut rest)),
         };
-        header.view.lane = u32::from_le_bytes(take(&mut rest));
+        header.view.device_slot = u32::from_le_bytes(take(&mut rest));
         Ok(header)
     }
 }
@@ -368,7 +369,7 @@ mod tests {
 
     fn agree_on(fabric: &mut Fabric, seq: u64, call: &Call) -> Result<Agreed> {
         let deadline = Instant::now() + call.timeout;
-        agree(fabric, &labels(fabric.size()), seq, call, Shown::default(), deadline)
+        agree(fabric, &labels(fabric.size()), seq, call, TensorInfo::default(), deadline)
     }
 
     /// Runs `agree` once on every rank, each with its own call, and returns what each rank got.
@@ -386,15 +387,15 @@ mod tests {
     }
 
     fn header() -> impl Strategy<Value = Header> {
-        let kind = (0..Kind::ALL.len()).prop_map(|index| Kind::ALL[index]);
+        let kind = (0..CollectiveKind::ALL.len()).prop_map(|index| CollectiveKind::ALL[index]);
         let codes = (kind, any::<u8>(), any::<u8>(), any::<bool>(), any::<bool>());
         let sizes = (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<u64>());
         let bucket = (any::<u32>(), any::<u64>(), any::<u32>(), any::<u32>());
         (any::<u64>(), codes, sizes, bucket).prop_map(|(seq, codes, sizes, bucket)| {
-            let (bucket, step, momentum, lane) = bucket;
+            let (bucket, step, momentum, device_slot) = bucket;
             let (kind, dtype, reduce_op, gradient, complains) = codes;
             let (root, tensors, numel, layout, offset) = sizes;
-            let view = View { kind, dtype, reduce_op, root, tensors, numel, layout, lane };
+            let view = View { kind, dtype, reduce_op, root, tensors, numel, layout, device_slot };
             let offset = Some(offset).filter(|offset| *offset != NOWHERE);
             Header { seq, view, gradient, complains, offset, bucket, step, momentum }
         })
@@ -448,9 +449,10 @@ mod tests {
     #[test]
     fn ranks_whose_tensors_are_in_different_places_are_told_so() {
         let mut calls = vec![all_reduce(4); 2];
-        for (lane, expected) in [(0, "SUM as #7"), (2, "on the 2. GPU that it uses in this group")]
+        for (device_slot, expected) in
+            [(0, "SUM as #7"), (2, "on the 2. GPU that it uses in this group")]
         {
-            (calls[0].view.lane, calls[1].view.lane) = (1, lane);
+            (calls[0].view.device_slot, calls[1].view.device_slot) = (1, device_slot);
             for outcome in agree_all(calls.clone()) {
                 let text = outcome.unwrap_err().to_string();
                 assert!(text.contains("rank 0 called all_reduce of 4 elements"), "{text}");
@@ -487,7 +489,7 @@ mod tests {
     fn split_sizes_that_do_not_fit_raise_on_third_ranks_too() {
         let mut calls: Vec<Call> = (0..3).map(|_| all_reduce(0)).collect();
         for call in &mut calls {
-            call.view.kind = Kind::AllToAllSingle;
+            call.view.kind = CollectiveKind::AllToAllSingle;
             call.sends = vec![2, 2, 2];
             call.receives = vec![2, 2, 2];
         }

@@ -3,33 +3,33 @@
 //! First the mesh, which reaches everybody. Then the ranks of each host try to share memory, tell
 //! all others over the mesh whether it worked, and so agree on the topology: where it did not, the
 //! ranks of that host are hosts of their own. Last the rings. Every wait is bounded by the
-//! deadline of the reception.
+//! deadline of the connector.
 
 use super::fabric::Fabric;
-use super::ring::{Lane, Ring};
+use super::ring::{Ring, RingChannel};
 use super::topology::Topology;
 use crate::fork::Unshared;
 use crate::transport::handshake::Key;
 use crate::transport::shm::arena::Arena;
-use crate::transport::shm::hall::Hall;
-use crate::transport::shm::passing::{Entrance, exchange};
-use crate::transport::tcp::reception::Reception;
-use crate::transport::tcp::{ConnectError, lanes, mesh};
+use crate::transport::shm::fd_exchange::{FdListener, exchange};
+use crate::transport::shm::region::SharedRegion;
+use crate::transport::tcp::connector::Connector;
+use crate::transport::tcp::{ConnectError, channels, mesh};
 use crate::transport::{Failure, Peers};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Connections to each neighbour in the ring. (Measured: benches/ring.rs.)
-const LANES: usize = 1;
+const CHANNELS: usize = 1;
 /// Sharing memory takes milliseconds; a host where it does not work must not hold up the group.
 const SHARING_LIMIT: Duration = Duration::from_secs(5);
 
 /// What is known of the ranks of a new group, by rank.
-pub struct Census {
+pub struct RankDirectory {
     /// Ranks with the same word share memory if they can.
     pub hosts: Vec<String>,
     /// Where each can be given descriptors; empty if it cannot.
-    pub entrances: Vec<String>,
+    pub fd_listeners: Vec<String>,
 }
 
 /// A fabric, and what came of making it.
@@ -43,24 +43,24 @@ pub struct Assembled {
 
 /// Makes the fabric of this rank, together with all others.
 pub fn assemble(
-    mut reception: Reception,
-    entrance: Option<Entrance>,
-    census: &Census,
+    mut connector: Connector,
+    listener: Option<FdListener>,
+    directory: &RankDirectory,
     key: &Key,
     deadline: Instant,
 ) -> Result<Assembled, ConnectError> {
-    let rank = reception.rank();
-    let mut mesh = mesh::connect(&mut reception)?;
-    let hoped_for = Topology::new(&census.hosts, rank);
+    let rank = connector.rank();
+    let mut mesh = mesh::connect(&mut connector)?;
+    let hoped_for = Topology::new(&directory.hosts, rank);
     let locals = hoped_for.local_ranks();
 
     let mut sharing = Ok(None);
     if locals.len() > 1 {
         let soon = deadline.min(Instant::now() + SHARING_LIMIT);
-        sharing = share_memory(entrance, rank, locals, census, key, soon, &reception).map(Some);
+        sharing = share_memory(listener, rank, locals, directory, key, soon, &connector).map(Some);
     }
-    let mut complaints = vec![String::new(); census.hosts.len()];
-    if hoped_for.hosts() < census.hosts.len() {
+    let mut complaints = vec![String::new(); directory.hosts.len()];
+    if hoped_for.hosts() < directory.hosts.len() {
         let own = sharing.as_ref().err().cloned().unwrap_or_default();
         complaints = tell_all(&mut mesh, &own, deadline)?;
     }
@@ -75,48 +75,48 @@ pub fn assemble(
             complaints[**first]
         )
     });
-    let hall = sharing.ok().flatten().filter(|_| failed.is_empty());
+    let region = sharing.ok().flatten().filter(|_| failed.is_empty());
 
-    let topology = Topology::new(&actual_hosts(census, &complaints), rank);
+    let topology = Topology::new(&actual_hosts(directory, &complaints), rank);
     let mut ring = None;
     if topology.hosts() > 1 && topology.is_carrier() {
         let (next, previous) = topology.neighbours();
-        let sockets = lanes::connect(&mut reception, next, previous, LANES)?;
-        let lanes = sockets
+        let sockets = channels::connect(&mut connector, next, previous, CHANNELS)?;
+        let channels = sockets
             .into_iter()
-            .map(|lane| {
+            .map(|channel| {
                 let [to_next, from_previous] =
-                    [lane.to_next, lane.from_previous].map(Unshared::new);
-                Lane::new(Box::new(to_next), Box::new(from_previous))
+                    [channel.to_next, channel.from_previous].map(Unshared::new);
+                RingChannel::new(Box::new(to_next), Box::new(from_previous))
             })
             .collect();
-        ring = Some(Ring::new(topology.host(), topology.hosts(), lanes, next, previous));
+        ring = Some(Ring::new(topology.host(), topology.hosts(), channels, next, previous));
     }
-    let arena = hall.as_ref().map(|hall| hall.arena().clone());
-    let fabric = Fabric::new(Box::new(mesh), topology, hall, ring);
+    let arena = region.as_ref().map(|region| region.arena().clone());
+    let fabric = Fabric::new(Box::new(mesh), topology, region, ring);
     Ok(Assembled { fabric, arena, notice })
 }
 
 fn share_memory(
-    entrance: Option<Entrance>,
+    listener: Option<FdListener>,
     rank: usize,
     locals: &[usize],
-    census: &Census,
+    directory: &RankDirectory,
     key: &Key,
     deadline: Instant,
-    reception: &Reception,
-) -> Result<Hall, String> {
-    let entrance = entrance.ok_or("no Unix socket to pass memory over")?;
-    if let Some(closed) = locals.iter().find(|rank| census.entrances[**rank].is_empty()) {
+    connector: &Connector,
+) -> Result<SharedRegion, String> {
+    let listener = listener.ok_or("no Unix socket to pass memory over")?;
+    if let Some(closed) = locals.iter().find(|rank| directory.fd_listeners[**rank].is_empty()) {
         return Err(format!("rank {closed} has no Unix socket to pass memory over"));
     }
     let arena = Arena::create(address_space() / locals.len()).map_err(|error| error.to_string())?;
     let names: Vec<_> =
-        locals.iter().map(|rank| (*rank, census.entrances[*rank].clone())).collect();
-    let interrupt = reception.interrupt();
-    let peers = exchange(entrance, rank, &names, key, arena.segment(), deadline, interrupt)
+        locals.iter().map(|rank| (*rank, directory.fd_listeners[*rank].clone())).collect();
+    let interrupt = connector.interrupt();
+    let peers = exchange(listener, rank, &names, key, arena.segment(), deadline, interrupt)
         .map_err(|error| error.to_string())?;
-    Hall::new(rank, arena, peers)
+    SharedRegion::new(rank, arena, peers)
 }
 
 /// How much address space the arenas of a host's ranks may take, all together: they cannot fill
@@ -154,15 +154,18 @@ fn tell_all(
 }
 
 /// A word for the host of each rank, after those that cannot share memory were taken apart.
-fn actual_hosts(census: &Census, complaints: &[String]) -> Vec<(String, usize)> {
-    let ranks = 0..census.hosts.len();
+fn actual_hosts(directory: &RankDirectory, complaints: &[String]) -> Vec<(String, usize)> {
+    let ranks = 0..directory.hosts.len();
     let shares = |host: &str| {
-        ranks.clone().filter(|rank| census.hosts[*rank] == host).all(|r| complaints[r].is_empty())
+        ranks
+            .clone()
+            .filter(|rank| directory.hosts[*rank] == host)
+            .all(|r| complaints[r].is_empty())
     };
     ranks
         .clone()
         .map(|rank| {
-            let host = &census.hosts[rank];
+            let host = &directory.hosts[rank];
             (host.clone(), if shares(host) { 0 } else { rank + 1 })
         })
         .collect()

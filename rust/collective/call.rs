@@ -10,7 +10,7 @@ use std::time::Duration;
 /// The kinds of collective, with torch's `OpType` codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Kind {
+pub enum CollectiveKind {
     Broadcast = 0,
     AllReduce = 1,
     AllReduceCoalesced = 2,
@@ -30,51 +30,51 @@ pub enum Kind {
     AllGatherSingleCoalesced = 20,
 }
 
-impl Kind {
-    pub const ALL: [Kind; 17] = [
-        Kind::Broadcast,
-        Kind::AllReduce,
-        Kind::AllReduceCoalesced,
-        Kind::Reduce,
-        Kind::AllGather,
-        Kind::AllGatherSingle,
-        Kind::AllGatherCoalesced,
-        Kind::Gather,
-        Kind::Scatter,
-        Kind::ReduceScatter,
-        Kind::AllToAllSingle,
-        Kind::AllToAll,
-        Kind::Barrier,
-        Kind::ReduceScatterSingle,
-        Kind::AllReduceSparse,
-        Kind::ReduceScatterSingleCoalesced,
-        Kind::AllGatherSingleCoalesced,
+impl CollectiveKind {
+    pub const ALL: [CollectiveKind; 17] = [
+        CollectiveKind::Broadcast,
+        CollectiveKind::AllReduce,
+        CollectiveKind::AllReduceCoalesced,
+        CollectiveKind::Reduce,
+        CollectiveKind::AllGather,
+        CollectiveKind::AllGatherSingle,
+        CollectiveKind::AllGatherCoalesced,
+        CollectiveKind::Gather,
+        CollectiveKind::Scatter,
+        CollectiveKind::ReduceScatter,
+        CollectiveKind::AllToAllSingle,
+        CollectiveKind::AllToAll,
+        CollectiveKind::Barrier,
+        CollectiveKind::ReduceScatterSingle,
+        CollectiveKind::AllReduceSparse,
+        CollectiveKind::ReduceScatterSingleCoalesced,
+        CollectiveKind::AllGatherSingleCoalesced,
     ];
 
-    pub fn from_code(code: u8) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|kind| *kind as u8 == code)
+    pub fn from_code(code: u8) -> Option<CollectiveKind> {
+        CollectiveKind::ALL.into_iter().find(|kind| *kind as u8 == code)
     }
 
     /// The name a Python user knows it by.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Broadcast => "broadcast",
-            Kind::AllReduce => "all_reduce",
-            Kind::AllReduceCoalesced => "all_reduce_coalesced",
-            Kind::Reduce => "reduce",
-            Kind::AllGather => "all_gather",
-            Kind::AllGatherSingle => "all_gather_into_tensor",
-            Kind::AllGatherCoalesced => "all_gather_coalesced",
-            Kind::Gather => "gather",
-            Kind::Scatter => "scatter",
-            Kind::ReduceScatter => "reduce_scatter",
-            Kind::AllToAllSingle => "all_to_all_single",
-            Kind::AllToAll => "all_to_all",
-            Kind::Barrier => "barrier",
-            Kind::ReduceScatterSingle => "reduce_scatter_tensor",
-            Kind::AllReduceSparse => "all_reduce of a sparse tensor",
-            Kind::ReduceScatterSingleCoalesced => "reduce_scatter_tensor_coalesced",
-            Kind::AllGatherSingleCoalesced => "all_gather_into_tensor_coalesced",
+            CollectiveKind::Broadcast => "broadcast",
+            CollectiveKind::AllReduce => "all_reduce",
+            CollectiveKind::AllReduceCoalesced => "all_reduce_coalesced",
+            CollectiveKind::Reduce => "reduce",
+            CollectiveKind::AllGather => "all_gather",
+            CollectiveKind::AllGatherSingle => "all_gather_into_tensor",
+            CollectiveKind::AllGatherCoalesced => "all_gather_coalesced",
+            CollectiveKind::Gather => "gather",
+            CollectiveKind::Scatter => "scatter",
+            CollectiveKind::ReduceScatter => "reduce_scatter",
+            CollectiveKind::AllToAllSingle => "all_to_all_single",
+            CollectiveKind::AllToAll => "all_to_all",
+            CollectiveKind::Barrier => "barrier",
+            CollectiveKind::ReduceScatterSingle => "reduce_scatter_tensor",
+            CollectiveKind::AllReduceSparse => "all_reduce of a sparse tensor",
+            CollectiveKind::ReduceScatterSingleCoalesced => "reduce_scatter_tensor_coalesced",
+            CollectiveKind::AllGatherSingleCoalesced => "all_gather_into_tensor_coalesced",
         }
     }
 
@@ -82,26 +82,32 @@ impl Kind {
     pub fn reduces(self) -> bool {
         matches!(
             self,
-            Kind::AllReduce
-                | Kind::AllReduceCoalesced
-                | Kind::AllReduceSparse
-                | Kind::Reduce
-                | Kind::ReduceScatter
-                | Kind::ReduceScatterSingle
-                | Kind::ReduceScatterSingleCoalesced
+            CollectiveKind::AllReduce
+                | CollectiveKind::AllReduceCoalesced
+                | CollectiveKind::AllReduceSparse
+                | CollectiveKind::Reduce
+                | CollectiveKind::ReduceScatter
+                | CollectiveKind::ReduceScatterSingle
+                | CollectiveKind::ReduceScatterSingleCoalesced
         )
     }
 
     /// Whether one rank is the source or the destination.
     pub fn has_root(self) -> bool {
-        matches!(self, Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::Scatter)
+        matches!(
+            self,
+            CollectiveKind::Broadcast
+                | CollectiveKind::Reduce
+                | CollectiveKind::Gather
+                | CollectiveKind::Scatter
+        )
     }
 }
 
 /// The part of a call that must be the same on every rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct View {
-    pub kind: Kind,
+    pub kind: CollectiveKind,
     /// torch's `ScalarType` code of the first tensor.
     pub dtype: u8,
     /// torch's `RedOpType` code; 0 where nothing is reduced.
@@ -114,7 +120,7 @@ pub struct View {
     pub layout: u64,
     /// Where the tensors are: 0 in the memory of the host, n on the n-th device that this rank has
     /// opened for the group. Its n-th device exchanges with the n-th of the others.
-    pub lane: u32,
+    pub device_slot: u32,
 }
 
 /// The device that a call's tensors are on, as the caller knows it.
@@ -192,8 +198,8 @@ impl fmt::Display for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.kind.name())?;
         match self.kind {
-            Kind::Barrier => return Ok(()),
-            Kind::AllToAll | Kind::AllToAllSingle => {
+            CollectiveKind::Barrier => return Ok(()),
+            CollectiveKind::AllToAll | CollectiveKind::AllToAllSingle => {
                 write!(f, " of {}", dtype_name(self.dtype))?;
             }
             _ if self.tensors > 1 => {
@@ -209,7 +215,7 @@ impl fmt::Display for View {
         if self.kind.has_root() {
             write!(f, ", root {}", self.root)?;
         }
-        match self.lane {
+        match self.device_slot {
             0 => Ok(()),
             1 => f.write_str(", on its GPU"),
             n => write!(f, ", on the {n}. GPU that it uses in this group"),
@@ -225,14 +231,14 @@ pub(crate) mod tests {
     pub fn all_reduce(numel: u64) -> Call {
         Call {
             view: View {
-                kind: Kind::AllReduce,
+                kind: CollectiveKind::AllReduce,
                 dtype: 6,
                 reduce_op: 0,
                 root: 0,
                 tensors: 1,
                 numel,
                 layout: numel,
-                lane: 0,
+                device_slot: 0,
             },
             gradient: false,
             bucket: 0,
@@ -248,9 +254,9 @@ pub(crate) mod tests {
     #[test]
     fn every_kind_is_found_by_its_own_code_and_no_other() {
         for code in 0..=u8::MAX {
-            match Kind::from_code(code) {
+            match CollectiveKind::from_code(code) {
                 Some(kind) => assert_eq!(kind as u8, code),
-                None => assert!(Kind::ALL.iter().all(|kind| *kind as u8 != code)),
+                None => assert!(CollectiveKind::ALL.iter().all(|kind| *kind as u8 != code)),
             }
         }
     }
@@ -259,11 +265,11 @@ pub(crate) mod tests {
     fn a_view_reads_like_the_call_that_was_made() {
         let view = all_reduce(4).view;
         assert_eq!(view.to_string(), "all_reduce of 4 elements of float32 with SUM");
-        let broadcast = View { kind: Kind::Broadcast, root: 3, dtype: 3, ..view.clone() };
+        let broadcast = View { kind: CollectiveKind::Broadcast, root: 3, dtype: 3, ..view.clone() };
         assert_eq!(broadcast.to_string(), "broadcast of 4 elements of int32, root 3");
-        let second = View { lane: 2, ..broadcast };
+        let second = View { device_slot: 2, ..broadcast };
         assert!(second.to_string().ends_with("root 3, on the 2. GPU that it uses in this group"));
-        let barrier = View { kind: Kind::Barrier, ..view };
+        let barrier = View { kind: CollectiveKind::Barrier, ..view };
         assert_eq!(barrier.to_string(), "barrier");
     }
 }

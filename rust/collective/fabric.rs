@@ -1,7 +1,7 @@
 //! The fabric: all the ways of one rank to the others of its group.
 //!
 //! Messages reach every rank: those of the same host through shared memory, the others over the
-//! mesh. Tensors go through the hall within the host and over the ring between hosts. The mesh
+//! mesh. Tensors go through the region within the host and over the ring between hosts. The mesh
 //! also spans the host, because the end of a process shows there first.
 
 use super::local::Local;
@@ -9,7 +9,7 @@ use super::ring::Ring;
 use super::topology::Topology;
 use crate::transport::frame::Goodbye;
 use crate::transport::interrupt::Interrupt;
-use crate::transport::shm::hall::Hall;
+use crate::transport::shm::region::SharedRegion;
 use crate::transport::{Failure, Peers, Watch};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ pub struct Fabric {
     mesh: Box<dyn Peers>,
     topology: Topology,
     /// The ranks of this host, if there are several.
-    hall: Option<Hall>,
+    region: Option<SharedRegion>,
     /// This rank's ring of hosts, if there are several hosts and it is a carrier. Whoever is at an
     /// exchange has locked it.
     ring: Option<Arc<Mutex<Ring>>>,
@@ -42,15 +42,15 @@ impl Fabric {
     pub fn new(
         mesh: Box<dyn Peers>,
         topology: Topology,
-        hall: Option<Hall>,
+        region: Option<SharedRegion>,
         ring: Option<Ring>,
     ) -> Fabric {
-        let here = hall.as_ref().map_or(&[][..], Hall::ranks);
+        let here = region.as_ref().map_or(&[][..], SharedRegion::ranks);
         let is_distant = |rank: &usize| *rank != mesh.rank() && !here.contains(rank);
         let distant: Vec<_> = (0..mesh.size()).filter(is_distant).collect();
         let inbox = vec![Vec::new(); mesh.size()];
         let ring = ring.map(|ring| Arc::new(Mutex::new(ring)));
-        Fabric { mesh, topology, hall, ring, distant, inbox }
+        Fabric { mesh, topology, region, ring, distant, inbox }
     }
 
     pub fn rank(&self) -> usize {
@@ -75,14 +75,14 @@ impl Fabric {
 
     /// Shows `message` to every rank and collects theirs. Calls pair up in order.
     pub fn swap(&mut self, message: &[u8], deadline: Instant) -> Result<(), Failure> {
-        if let Some(hall) = &mut self.hall {
-            hall.post(message);
+        if let Some(region) = &mut self.region {
+            region.post(message);
         }
         if !self.distant.is_empty() {
             self.mesh.swap(message, &self.distant, &mut self.inbox, deadline)?;
         }
-        if let Some(hall) = &self.hall {
-            hall.collect(&mut self.inbox, self.mesh.as_mut(), deadline)?;
+        if let Some(region) = &self.region {
+            region.collect(&mut self.inbox, self.mesh.as_mut(), deadline)?;
         }
         let own = &mut self.inbox[self.mesh.rank()];
         own.clear();
@@ -93,8 +93,8 @@ impl Fabric {
     /// The ranks of the other hosts that carry the same shard as this one, in the order of hosts,
     /// this one among them.
     pub fn carriers_of_this_shard(&self) -> Vec<usize> {
-        let place = self.topology.place();
-        (0..self.topology.hosts()).map(|host| self.topology.ranks_of(host)[place]).collect()
+        let local_rank = self.topology.local_rank();
+        (0..self.topology.hosts()).map(|host| self.topology.ranks_of(host)[local_rank]).collect()
     }
 
     /// Shows `message` to the ranks of other hosts that carry the same shard, and collects theirs.
@@ -115,11 +115,11 @@ impl Fabric {
 
     /// The ranks of this host, to do a collective with.
     pub fn local(&mut self, deadline: Instant) -> Option<Local<'_>> {
-        let hall = self.hall.as_mut()?;
+        let region = self.region.as_mut()?;
         // A rank that waits for a carrier gives it the time to say whom that was waiting for.
         let several_hosts = self.topology.hosts() > 1;
         let deadline = if several_hosts { deadline + TELLING_TIME } else { deadline };
-        Some(Local { hall, watch: self.mesh.as_mut(), deadline })
+        Some(Local { region, watch: self.mesh.as_mut(), deadline })
     }
 
     /// The ring between hosts, and what its waits heed.
@@ -141,7 +141,7 @@ impl Fabric {
 
     /// Where in the arena of this rank `bytes` at `address` are, if they are there.
     pub fn offset_of(&self, address: *const u8, bytes: usize) -> Option<u64> {
-        self.hall.as_ref()?.arena().offset_of(address, bytes)
+        self.region.as_ref()?.arena().offset_of(address, bytes)
     }
 
     pub fn watch_until(&mut self, done: &Interrupt, limit: Duration) -> Result<(), Failure> {
@@ -169,9 +169,9 @@ impl Fabric {
     pub fn say_goodbye(&mut self, goodbye: Goodbye) {
         let gave_up = goodbye.gave_up;
         self.mesh.say_goodbye(goodbye);
-        if let Some(hall) = self.hall.as_ref().filter(|_| gave_up) {
+        if let Some(region) = self.region.as_ref().filter(|_| gave_up) {
             // After the reason is on its way: who sees this looks for it.
-            hall.give_up();
+            region.give_up();
         }
     }
 }

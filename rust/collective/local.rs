@@ -1,64 +1,64 @@
 //! Collectives within a host: tensors in shared memory, or on their way through it.
 //!
 //! A tensor that lives in the arena is summed where it is, without a copy. Any other goes through
-//! the blocks of the hall, piece by piece: one copy in, one out. Either way every rank owns a
-//! shard, adds it up over all ranks in the order of their places, and hands the sum to the others.
+//! the blocks of the region, piece by piece: one copy in, one out. Either way every rank owns a
+//! shard, adds it up over all ranks in the order of their local_ranks, and hands the sum to the others.
 //! Nothing here depends on who comes first, and nobody writes where another may be reading: the
-//! steps of the hall say when.
+//! steps of the region say when.
 
-use super::chunks::{ALIGNMENT, chunk};
+use super::partition::{ALIGNMENT, partition};
 use super::span::Span;
 use crate::simd::reducer::Reducer;
-use crate::transport::shm::hall::{BLOCK_BYTES, BLOCK_SLOTS, Hall};
+use crate::transport::shm::region::{BLOCK_BYTES, BLOCK_SLOTS, SharedRegion};
 use crate::transport::{Failure, Watch};
 use std::ops::Range;
 use std::time::Instant;
 
 /// The ranks of this host at one collective.
 pub struct Local<'a> {
-    pub hall: &'a mut Hall,
+    pub region: &'a mut SharedRegion,
     pub watch: &'a mut dyn Watch,
     pub deadline: Instant,
 }
 
 /// A part of a tensor that one rank of the host has and all others want.
 #[derive(Debug, Clone, Copy)]
-pub struct Part {
-    /// The place of the rank that has it.
+pub struct OwnedSpan {
+    /// The local_rank of the rank that has it.
     pub owner: usize,
     /// Where it is, or where it is wanted, on this rank.
     pub span: Span,
 }
 
 impl Local<'_> {
-    fn places(&self) -> usize {
-        self.hall.ranks().len()
+    fn local_ranks(&self) -> usize {
+        self.region.ranks().len()
     }
 
-    /// Replaces `tensors`, which live in the arenas of all ranks by place, by their sum.
+    /// Replaces `tensors`, which live in the arenas of all ranks by local_rank, by their sum.
     pub fn all_reduce_in_place(
         &mut self,
         tensors: &[Span],
         reducer: &Reducer,
     ) -> Result<(), Failure> {
-        let own = self.hall.own();
-        let range = chunk(tensors[own].bytes, self.places(), own);
+        let own = self.region.local_rank();
+        let range = partition(tensors[own].bytes, self.local_ranks(), own);
         let at: Vec<*mut u8> = tensors.iter().map(|tensor| tensor.at(range.start)).collect();
         let sources: Vec<*const u8> = at.iter().map(|address| address.cast_const()).collect();
         // SAFETY: all ranks have begun this collective, so no rank's program touches its tensor,
         // and no other rank touches this shard of any of them.
         unsafe { reducer.fold(&sources, &at, range.len(), true) };
-        self.meet()
+        self.barrier()
     }
 
     /// Sums the shard of this rank, if it is among the first `carriers`, into its own tensor; all
     /// `tensors` live in arenas. The sum is not finished: other hosts add to it.
     pub fn reduce_in_place(&mut self, tensors: &[Span], carriers: usize, reducer: &Reducer) {
-        let own = self.hall.own();
+        let own = self.region.local_rank();
         if own >= carriers {
             return;
         }
-        let range = chunk(tensors[own].bytes, carriers, own);
+        let range = partition(tensors[own].bytes, carriers, own);
         let sources: Vec<*const u8> =
             tensors.iter().map(|tensor| tensor.at(range.start).cast_const()).collect();
         // SAFETY: as above; the shard is read by this rank alone until `hand_out`.
@@ -68,44 +68,44 @@ impl Local<'_> {
     /// Writes the shard of this rank into the tensors of the others, which live in arenas, and
     /// waits until the others have done the same.
     pub fn hand_out(&mut self, tensors: &[Span], carriers: usize) -> Result<(), Failure> {
-        let own = self.hall.own();
+        let own = self.region.local_rank();
         if own < carriers {
-            let part = tensors[own].part(chunk(tensors[own].bytes, carriers, own));
+            let part = tensors[own].part(partition(tensors[own].bytes, carriers, own));
             let start = part.address as usize - tensors[own].address as usize;
             for tensor in tensors.iter().filter(|tensor| tensor.address != tensors[own].address) {
                 // SAFETY: this shard of every tensor is this rank's until the ranks meet.
                 unsafe { part.copy_to(tensor.at(start)) };
             }
         }
-        self.meet()
+        self.barrier()
     }
 
     /// Waits until every rank of the host has come this far.
-    fn meet(&mut self) -> Result<(), Failure> {
-        self.hall.step();
-        self.hall.await_steps(self.hall.steps(), self.watch, self.deadline)
+    fn barrier(&mut self) -> Result<(), Failure> {
+        self.region.step();
+        self.region.await_steps(self.region.steps(), self.watch, self.deadline)
     }
 
-    /// Replaces `tensor` by the sum over all ranks of the host, through the blocks of the hall.
+    /// Replaces `tensor` by the sum over all ranks of the host, through the blocks of the region.
     pub fn all_reduce(&mut self, tensor: Span, reducer: &Reducer) -> Result<(), Failure> {
-        let (own, places) = (self.hall.own(), self.places());
-        let pieces = Pieces::new(tensor.bytes, places);
+        let (own, local_ranks) = (self.region.local_rank(), self.local_ranks());
+        let pieces = Pieces::new(tensor.bytes, local_ranks);
         self.flow(
             pieces.blocks(),
-            |hall, block| pieces.show(tensor, hall, block),
-            |hall, block| {
+            |region, block| pieces.show(tensor, region, block),
+            |region, block| {
                 let piece = tensor.part(pieces.range(own, block));
-                let shown = pieces.shown(piece, hall, block);
-                let sums = [piece.address, pieces.within(hall.block(own, block), own)];
+                let shown = pieces.shown(piece, region, block);
+                let sums = [piece.address, pieces.within(region.block(own, block), own)];
                 // SAFETY: all ranks have filled this block; this rank's shard of each is read by
-                // nobody else, and its place in the own block was left free for the sum.
+                // nobody else, and its local_rank in the own block was left free for the sum.
                 unsafe { reducer.fold(&shown, &sums, piece.bytes, true) };
             },
-            |hall, block| {
-                for owner in (0..places).filter(|owner| *owner != own) {
+            |region, block| {
+                for owner in (0..local_ranks).filter(|owner| *owner != own) {
                     let piece = tensor.part(pieces.range(owner, block));
                     // SAFETY: the owner has put its sum there, and keeps it until all have it.
-                    unsafe { piece.copy_from(pieces.within(hall.block(owner, block), owner)) };
+                    unsafe { piece.copy_from(pieces.within(region.block(owner, block), owner)) };
                 }
             },
         )
@@ -119,17 +119,17 @@ impl Local<'_> {
         carriers: usize,
         reducer: &Reducer,
     ) -> Result<(), Failure> {
-        let own = self.hall.own();
+        let own = self.region.local_rank();
         let pieces = Pieces::new(tensor.bytes, carriers);
         self.flow(
             pieces.blocks(),
-            |hall, block| pieces.show(tensor, hall, block),
-            |hall, block| {
+            |region, block| pieces.show(tensor, region, block),
+            |region, block| {
                 if own >= carriers {
                     return;
                 }
                 let piece = tensor.part(pieces.range(own, block));
-                let shown = pieces.shown(piece, hall, block);
+                let shown = pieces.shown(piece, region, block);
                 // SAFETY: all ranks have filled this block, and the own shard is nobody else's.
                 unsafe { reducer.fold(&shown, &[piece.address], piece.bytes, false) };
             },
@@ -139,27 +139,27 @@ impl Local<'_> {
 
     /// Brings every part from its owner to all other ranks of the host. Parts do not overlap, and
     /// all ranks name the same owners and sizes.
-    pub fn publish(&mut self, parts: &[Part]) -> Result<(), Failure> {
-        let own = self.hall.own();
+    pub fn publish(&mut self, parts: &[OwnedSpan]) -> Result<(), Failure> {
+        let own = self.region.local_rank();
         let longest = parts.iter().map(|part| part.span.bytes).max().unwrap_or(0);
         let pieces = Pieces::new(longest.saturating_mul(parts.len()), parts.len().max(1));
-        let piece = |part: &Part, block: usize| {
+        let piece = |part: &OwnedSpan, block: usize| {
             let at = |offset: usize| offset.min(part.span.bytes);
             part.span.part(at(block * pieces.each)..at((block + 1) * pieces.each))
         };
         self.flow(
             longest.div_ceil(pieces.each),
-            |hall, block| {
+            |region, block| {
                 for (index, part) in parts.iter().enumerate().filter(|(_, p)| p.owner == own) {
-                    let slot = pieces.within(hall.block(own, block), index);
-                    // SAFETY: the place in the own block is free: see `flow`.
+                    let slot = pieces.within(region.block(own, block), index);
+                    // SAFETY: the local_rank in the own block is free: see `flow`.
                     unsafe { piece(part, block).copy_to(slot) };
                 }
             },
             |_, _| {},
-            |hall, block| {
+            |region, block| {
                 for (index, part) in parts.iter().enumerate().filter(|(_, p)| p.owner != own) {
-                    let slot = pieces.within(hall.block(part.owner, block), index);
+                    let slot = pieces.within(region.block(part.owner, block), index);
                     // SAFETY: the owner has filled it, and keeps it until all have it.
                     unsafe { piece(part, block).copy_from(slot) };
                 }
@@ -167,18 +167,18 @@ impl Local<'_> {
         )
     }
 
-    /// Takes `blocks` blocks through the hall: while one is filled, the one before is combined and
+    /// Takes `blocks` blocks through the region: while one is filled, the one before is combined and
     /// the one before that is emptied. Every rank takes three steps a round: "filled", "combined"
     /// and "emptied"; before each part of the work it waits for the step of the others that the
     /// work needs, and for no more.
     fn flow(
         &mut self,
         blocks: usize,
-        mut fill: impl FnMut(&Hall, usize),
-        mut combine: impl FnMut(&Hall, usize),
-        mut empty: impl FnMut(&Hall, usize),
+        mut fill: impl FnMut(&SharedRegion, usize),
+        mut combine: impl FnMut(&SharedRegion, usize),
+        mut empty: impl FnMut(&SharedRegion, usize),
     ) -> Result<(), Failure> {
-        let start = self.hall.steps();
+        let start = self.region.steps();
         let after = |round: usize, part: u64| start + 3 * round as u64 + part;
         // The slots are free once all are done with whatever went through them before.
         self.await_steps(start)?;
@@ -188,25 +188,25 @@ impl Local<'_> {
                     // The slot is in use until all have emptied the block that was in it.
                     self.await_steps(after(before + 2, 3))?;
                 }
-                fill(self.hall, round);
+                fill(self.region, round);
             }
-            self.hall.step();
+            self.region.step();
             if let Some(block) = round.checked_sub(1).filter(|block| *block < blocks) {
                 self.await_steps(after(block, 1))?;
-                combine(self.hall, block);
+                combine(self.region, block);
             }
-            self.hall.step();
+            self.region.step();
             if let Some(block) = round.checked_sub(2) {
                 self.await_steps(after(block + 1, 2))?;
-                empty(self.hall, block);
+                empty(self.region, block);
             }
-            self.hall.step();
+            self.region.step();
         }
         Ok(())
     }
 
     fn await_steps(&mut self, steps: u64) -> Result<(), Failure> {
-        self.hall.await_steps(steps, self.watch, self.deadline)
+        self.region.await_steps(steps, self.watch, self.deadline)
     }
 }
 
@@ -227,32 +227,32 @@ impl Pieces {
     }
 
     fn blocks(&self) -> usize {
-        chunk(self.bytes, self.owners, 0).len().div_ceil(self.each)
+        partition(self.bytes, self.owners, 0).len().div_ceil(self.each)
     }
 
     /// The piece of `owner`'s shard that is in `block`.
     fn range(&self, owner: usize, block: usize) -> Range<usize> {
-        let shard = chunk(self.bytes, self.owners, owner);
+        let shard = partition(self.bytes, self.owners, owner);
         let at = |block: usize| (shard.start + block * self.each).min(shard.end);
         at(block)..at(block + 1)
     }
 
     /// Puts what the other owners need of `tensor` into this rank's block.
-    fn show(&self, tensor: Span, hall: &Hall, block: usize) {
-        for owner in (0..self.owners).filter(|owner| *owner != hall.own()) {
+    fn show(&self, tensor: Span, region: &SharedRegion, block: usize) {
+        for owner in (0..self.owners).filter(|owner| *owner != region.local_rank()) {
             let piece = tensor.part(self.range(owner, block));
-            // SAFETY: the piece's place in the own block is free: see `flow`.
-            unsafe { piece.copy_to(self.within(hall.block(hall.own(), block), owner)) };
+            // SAFETY: the piece's local_rank in the own block is free: see `flow`.
+            unsafe { piece.copy_to(self.within(region.block(region.local_rank(), block), owner)) };
         }
     }
 
-    /// Where the pieces of this rank's shard are, by place: the own one where it was.
-    fn shown(&self, own_piece: Span, hall: &Hall, block: usize) -> Vec<*const u8> {
-        let own = hall.own();
-        (0..hall.ranks().len())
-            .map(|place| match place == own {
+    /// Where the pieces of this rank's shard are, by local_rank: the own one where it was.
+    fn shown(&self, own_piece: Span, region: &SharedRegion, block: usize) -> Vec<*const u8> {
+        let own = region.local_rank();
+        (0..region.ranks().len())
+            .map(|local_rank| match local_rank == own {
                 true => own_piece.address.cast_const(),
-                false => self.within(hall.block(place, block), own).cast_const(),
+                false => self.within(region.block(local_rank, block), own).cast_const(),
             })
             .collect()
     }

@@ -8,10 +8,10 @@
 pub mod agreement;
 pub mod assembly;
 pub mod call;
-pub mod chunks;
 pub mod fabric;
-pub mod hosts;
+pub mod hierarchical;
 pub mod local;
+pub mod partition;
 pub mod plan;
 pub mod ring;
 pub mod span;

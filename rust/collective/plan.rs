@@ -4,9 +4,9 @@
 //! same for all: so every rank makes the same plan. What has no plan goes to the inner backend.
 
 use super::agreement::Agreed;
-use super::call::{Kind, View};
+use super::call::{CollectiveKind, View};
 use super::fabric::Fabric;
-use super::hosts;
+use super::hierarchical;
 use super::span::{Memory, Span};
 use super::topology::Topology;
 use crate::simd::element::{Element, Reduction};
@@ -26,18 +26,20 @@ impl Plan {
     /// How to carry out such a call, or `None` if the engine does not.
     pub fn of(view: &View, size: usize, topology: &Topology) -> Option<Plan> {
         match view.kind {
-            Kind::Barrier => Some(Plan::Barrier),
+            CollectiveKind::Barrier => Some(Plan::Barrier),
             _ if view.tensors != 1 => None,
-            Kind::AllReduce => {
+            CollectiveKind::AllReduce => {
                 let element = Element::from_torch(view.dtype)?;
                 let reduction = Reduction::from_torch(view.reduce_op)?;
                 Some(Plan::AllReduce(Reducer::new(element, reduction, size)))
             }
-            Kind::Broadcast => {
+            CollectiveKind::Broadcast => {
                 let root = usize::try_from(view.root).ok().filter(|root| *root < size)?;
                 Some(Plan::Broadcast { root })
             }
-            Kind::AllGather | Kind::AllGatherSingle if topology.is_even() => Some(Plan::AllGather),
+            CollectiveKind::AllGather | CollectiveKind::AllGatherSingle if topology.is_even() => {
+                Some(Plan::AllGather)
+            }
             _ => None,
         }
     }
@@ -109,10 +111,10 @@ impl Plan {
             Plan::AllReduce(reducer) => {
                 let tensor = memory.outputs[0];
                 let in_arenas = tensors_in_arenas(fabric, tensor, agreed, deadline)?;
-                hosts::all_reduce(fabric, tensor, in_arenas.as_deref(), reducer, deadline)
+                hierarchical::all_reduce(fabric, tensor, in_arenas.as_deref(), reducer, deadline)
             }
             Plan::Broadcast { root } => {
-                hosts::broadcast(fabric, memory.outputs[0], *root, deadline)
+                hierarchical::broadcast(fabric, memory.outputs[0], *root, deadline)
             }
             Plan::AllGather => {
                 let (input, own) = (memory.inputs[0], memory.outputs[fabric.rank()]);
@@ -120,7 +122,7 @@ impl Plan {
                     // SAFETY: both are this rank's. They may overlap if the user says so.
                     unsafe { input.address.copy_to(own.address, own.bytes) };
                 }
-                hosts::all_gather(fabric, &memory.outputs, deadline)
+                hierarchical::all_gather(fabric, &memory.outputs, deadline)
             }
             Plan::Barrier => Ok(()),
         }
@@ -156,7 +158,7 @@ impl Aligned<'_> {
 
 const NOWHERE: Span = Span { address: std::ptr::null_mut(), bytes: 0 };
 
-/// The tensors of this host's ranks by place, if every one lives in its rank's arena.
+/// The tensors of this host's ranks by local_rank, if every one lives in its rank's arena.
 pub fn tensors_in_arenas(
     fabric: &mut Fabric,
     own: Span,
@@ -164,10 +166,10 @@ pub fn tensors_in_arenas(
     deadline: Instant,
 ) -> Result<Option<Vec<Span>>, Failure> {
     let Some(local) = fabric.local(deadline) else { return Ok(None) };
-    let mut tensors = Vec::with_capacity(local.hall.ranks().len());
-    for (place, rank) in local.hall.ranks().iter().enumerate() {
+    let mut tensors = Vec::with_capacity(local.region.ranks().len());
+    for (local_rank, rank) in local.region.ranks().iter().enumerate() {
         let Some(offset) = agreed.offsets[*rank] else { return Ok(None) };
-        let Some(address) = local.hall.tensor(place, offset, own.bytes) else {
+        let Some(address) = local.region.tensor(local_rank, offset, own.bytes) else {
             let reason = format!("it names a tensor at {offset}, outside of its memory");
             return Err(Failure::Garbled { rank: *rank, reason });
         };

@@ -6,9 +6,9 @@
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
     hosts: Vec<Vec<usize>>,
-    /// The host of this rank, and its place there.
+    /// The host of this rank, and its local_rank there.
     host: usize,
-    place: usize,
+    local_rank: usize,
 }
 
 impl Topology {
@@ -22,8 +22,9 @@ impl Topology {
             }
         }
         let host = hosts.iter().position(|ranks| ranks.contains(&rank)).expect("rank has a host");
-        let place = hosts[host].iter().position(|other| *other == rank).expect("just found there");
-        Topology { hosts, host, place }
+        let local_rank =
+            hosts[host].iter().position(|other| *other == rank).expect("just found there");
+        Topology { hosts, host, local_rank }
     }
 
     pub fn hosts(&self) -> usize {
@@ -35,9 +36,9 @@ impl Topology {
         self.host
     }
 
-    /// The place of this rank on its host.
-    pub fn place(&self) -> usize {
-        self.place
+    /// The local_rank of this rank on its host.
+    pub fn local_rank(&self) -> usize {
+        self.local_rank
     }
 
     /// The ranks of a host.
@@ -50,24 +51,24 @@ impl Topology {
         &self.hosts[self.host]
     }
 
-    /// The host and the place of any rank.
+    /// The host and the local_rank of any rank.
     pub fn find(&self, rank: usize) -> (usize, usize) {
-        let place = |ranks: &Vec<usize>| ranks.iter().position(|other| *other == rank);
+        let local_rank = |ranks: &Vec<usize>| ranks.iter().position(|other| *other == rank);
         let mut hosts = self.hosts.iter().enumerate();
         hosts
-            .find_map(|(host, ranks)| place(ranks).map(|place| (host, place)))
+            .find_map(|(host, ranks)| local_rank(ranks).map(|local_rank| (host, local_rank)))
             .expect("every rank has a host")
     }
 
     /// How many ranks of each host carry a shard to the next host. A host with fewer ranks than
-    /// others sets the number for all, because shards are carried between ranks of equal place.
+    /// others sets the number for all, because shards are carried between ranks of equal local_rank.
     pub fn carriers(&self) -> usize {
         self.hosts.iter().map(Vec::len).min().expect("there is a host")
     }
 
     /// Whether this rank carries a shard.
     pub fn is_carrier(&self) -> bool {
-        self.place < self.carriers()
+        self.local_rank < self.carriers()
     }
 
     /// Whether every host has as many ranks.
@@ -78,7 +79,7 @@ impl Topology {
     /// The ranks after and before this one in its ring of hosts.
     pub fn neighbours(&self) -> (usize, usize) {
         let count = self.hosts.len();
-        let at = |host: usize| self.hosts[host % count][self.place];
+        let at = |host: usize| self.hosts[host % count][self.local_rank];
         (at(self.host + 1), at(self.host + count - 1))
     }
 }
@@ -91,7 +92,7 @@ mod tests {
     fn hosts_are_found_by_name_in_the_order_of_their_ranks() {
         let topology = Topology::new(&["b", "a", "b", "a", "a"], 4);
         assert_eq!(topology.hosts, [vec![0, 2], vec![1, 3, 4]]);
-        assert_eq!((topology.host(), topology.place()), (1, 2));
+        assert_eq!((topology.host(), topology.local_rank()), (1, 2));
         assert_eq!(topology.carriers(), 2);
         assert!(!topology.is_even() && !topology.is_carrier());
         assert_eq!(topology.find(3), (1, 1));

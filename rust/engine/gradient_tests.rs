@@ -6,8 +6,8 @@ use super::whole_tests::{Member, OnTensors, Tensor, call, group_that_compresses}
 use crate::codec::reference::{self, Rank};
 use crate::codec::schedule::count;
 use crate::codec::{Momentum, Schedule, Wire};
-use crate::collective::call::Kind;
-use crate::collective::chunks::{chunk, cut};
+use crate::collective::call::CollectiveKind;
+use crate::collective::partition::{partition, partitions};
 use crate::collective::span::Memory;
 use crate::gradients::{Gradients, Method, State};
 use crate::simd::element::Element;
@@ -181,7 +181,7 @@ pub(super) fn exchange(
                         let operation =
                             Arc::new(OnTensors { memory, obstacle: None, settled: settled_by });
                         let dtype = torch_code(case.element);
-                        let mut call = call(Kind::AllReduce, dtype, 0, 0, gradient.len());
+                        let mut call = call(CollectiveKind::AllReduce, dtype, 0, 0, gradient.len());
                         if joined != Some(rank) {
                             (call.gradient, call.bucket) = (true, bucket as u32 + 1);
                         }
@@ -218,7 +218,7 @@ fn expected(
     let carriers = hosts.iter().map(Vec::len).min().unwrap();
     let each = case.element.bytes();
     let shard = |bucket: usize, place: usize| {
-        let bytes = chunk(case.buckets[bucket] * each, carriers, place);
+        let bytes = partition(case.buckets[bucket] * each, carriers, place);
         bytes.start / each..bytes.end / each
     };
     let sum_of_host = |host: &[usize], bucket: usize, range: Range<usize>| -> Vec<f32> {
@@ -279,8 +279,8 @@ fn exact_step(case: &Case, hosts: &mut [Rank]) {
     let bytes = hosts[0].gradient.len() * case.element.bytes();
     let mut sums = Vec::new();
     let ranges: Vec<_> = match case.adds_in_order_of_ranks(case.element.bytes()) {
-        true => cut(bytes, 1).collect(),
-        false => cut(bytes, hosts.len()).collect(),
+        true => partitions(bytes, 1).collect(),
+        false => partitions(bytes, hosts.len()).collect(),
     };
     for (index, range) in ranges.into_iter().enumerate() {
         let elements = range.start / case.element.bytes()..range.end / case.element.bytes();
@@ -314,7 +314,7 @@ fn compressed_step(case: &Case, kept: &mut [Vec<Kept>], place: usize, group: Ran
         reference::step(&method, kept)
     };
     // How much each sends does not depend on how the ring is cut; where it is cut depends on that.
-    let anyhow = |bytes: usize| cut(bytes, hosts).collect::<Vec<_>>();
+    let anyhow = |bytes: usize| partitions(bytes, hosts).collect::<Vec<_>>();
     let sizes: Vec<usize> =
         group.clone().map(|bucket| step(&kept[bucket][place], &anyhow).summed.len()).collect();
     let elements = |bucket: usize| kept[bucket][place][0].gradient.len();
@@ -329,8 +329,8 @@ fn compressed_step(case: &Case, kept: &mut [Vec<Kept>], place: usize, group: Ran
             at(range.start)..at(range.end)
         };
         let ranges = |_: usize| match case.adds_in_order_of_ranks(case.wire.element_bytes()) {
-            true => cut(all, 1).map(within).collect(),
-            false => cut(all, hosts).map(within).collect(),
+            true => partitions(all, 1).map(within).collect(),
+            false => partitions(all, hosts).map(within).collect(),
         };
         kept[bucket][place] = step(&kept[bucket][place], &ranges).ranks;
         start += room;
@@ -342,7 +342,7 @@ fn nothing_kept(case: &Case) -> Vec<Vec<Kept>> {
     let carriers = hosts.iter().map(Vec::len).min().unwrap();
     let of_bucket = |elements: &usize| {
         let shard = |place| {
-            let bytes = chunk(elements * case.element.bytes(), carriers, place);
+            let bytes = partition(elements * case.element.bytes(), carriers, place);
             let zeros = vec![0.0; bytes.len() / case.element.bytes()];
             let rank = Rank { gradient: zeros.clone(), residual: zeros.clone(), velocity: zeros };
             vec![rank; hosts.len()]

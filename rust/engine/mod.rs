@@ -202,12 +202,12 @@ impl Engine {
         self.shared.queue.check_open()?;
         match self.shared.devices.arrive(at) {
             Ok(arrival) => {
-                call.view.lane = arrival.lane.number;
+                call.view.device_slot = arrival.lane.number;
                 Ok(Some(Box::new(arrival)))
             }
             Err(Obstacle::Refused(error)) => Err(error),
             Err(Obstacle::Unable { lane, error }) => {
-                call.view.lane = lane;
+                call.view.device_slot = lane;
                 call.complain_of(&error);
                 Ok(None)
             }
@@ -524,7 +524,7 @@ mod whole_tests;
 mod tests {
     use super::*;
     use crate::collective::call::tests::all_reduce;
-    use crate::collective::call::{Kind, View};
+    use crate::collective::call::{CollectiveKind, View};
     use crate::collective::fabric::tests::fabrics;
     use crate::collective::span::Memory;
     use std::sync::mpsc::{Receiver, Sender, channel};
@@ -533,7 +533,7 @@ mod tests {
     /// A call that the inner backend carries out.
     fn gather(numel: u64) -> Call {
         let call = all_reduce(numel);
-        Call { view: View { kind: Kind::Gather, ..call.view }, ..call }
+        Call { view: View { kind: CollectiveKind::Gather, ..call.view }, ..call }
     }
 
     type Body = Box<dyn Fn() -> Result<()> + Send + Sync>;

@@ -3,10 +3,10 @@
 
 use super::Engine;
 use super::operation::Operation;
-use crate::collective::assembly::{Assembled, Census, assemble};
-use crate::collective::call::{Call, Kind, View};
+use crate::collective::assembly::{Assembled, RankDirectory, assemble};
+use crate::collective::call::{Call, CollectiveKind, View};
 use crate::collective::fabric::Fabric;
-use crate::collective::ring::{Lane, Ring};
+use crate::collective::ring::{Ring, RingChannel};
 use crate::collective::span::{Memory, Span};
 use crate::collective::topology::Topology;
 use crate::error::{Error, Result};
@@ -14,9 +14,9 @@ use crate::gradients::Gradients;
 use crate::transport::interrupt::Interrupt;
 use crate::transport::memory;
 use crate::transport::shm::arena::{Allocation, Arena};
-use crate::transport::shm::passing::Entrance;
-use crate::transport::tcp::reception::Reception;
-use crate::transport::tcp::reception::tests::{KEY, receptions, soon};
+use crate::transport::shm::fd_exchange::FdListener;
+use crate::transport::tcp::connector::Connector;
+use crate::transport::tcp::connector::tests::{KEY, connectors, soon};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::os::unix::net::UnixStream;
@@ -58,28 +58,28 @@ fn group_without_entrances(
     closed: &[usize],
     gradients: &(dyn Fn() -> Gradients + Sync),
 ) -> (Vec<Member>, Vec<String>) {
-    let entrances: Vec<_> = hosts.iter().map(|_| Entrance::open().unwrap()).collect();
-    let name = |(rank, entrance): (usize, &Entrance)| match closed.contains(&rank) {
+    let entrances: Vec<_> = hosts.iter().map(|_| FdListener::open().unwrap()).collect();
+    let name = |(rank, entrance): (usize, &FdListener)| match closed.contains(&rank) {
         true => String::new(),
         false => entrance.name().to_string(),
     };
-    let census = Arc::new(Census {
+    let census = Arc::new(RankDirectory {
         hosts: hosts.iter().map(usize::to_string).collect(),
-        entrances: entrances.iter().enumerate().map(name).collect(),
+        fd_listeners: entrances.iter().enumerate().map(name).collect(),
     });
-    let join = |(reception, entrance): (Reception, Entrance)| {
+    let join = |(connector, entrance): (Connector, FdListener)| {
         let (census, gradients) = (census.clone(), gradients());
         std::thread::spawn(move || {
-            let interrupt = reception.interrupt().clone();
+            let interrupt = connector.interrupt().clone();
             let Assembled { fabric, arena, notice } =
-                assemble(reception, Some(entrance), &census, &KEY, soon())
+                assemble(connector, Some(entrance), &census, &KEY, soon())
                     .unwrap_or_else(|error| panic!("{error:?}"));
             let size = fabric.size();
             let engine = Engine::start("test", labels(size), fabric, gradients, interrupt).unwrap();
             (Member { engine, arena }, notice)
         })
     };
-    let ranks: Vec<_> = receptions(hosts.len()).into_iter().zip(entrances).map(join).collect();
+    let ranks: Vec<_> = connectors(hosts.len()).into_iter().zip(entrances).map(join).collect();
     ranks.into_iter().map(|rank| rank.join().unwrap()).unzip()
 }
 
@@ -99,11 +99,11 @@ fn memory_group(size: usize) -> Vec<Member> {
         .enumerate()
         .map(|(rank, (mesh, interrupt))| {
             let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
-            let lane = Lane::new(
+            let channel = RingChannel::new(
                 Box::new(outs[rank].take().unwrap()),
                 Box::new(ins[previous].take().unwrap()),
             );
-            let ring = (size > 1).then(|| Ring::new(rank, size, vec![lane], next, previous));
+            let ring = (size > 1).then(|| Ring::new(rank, size, vec![channel], next, previous));
             let topology = Topology::new(&hosts, rank);
             let fabric = Fabric::new(Box::new(mesh), topology, None, ring);
             let engine = Engine::start("test", labels(size), fabric, exact(), interrupt).unwrap();
@@ -200,7 +200,13 @@ const I32: (u8, usize) = (3, 4);
 const U8: (u8, usize) = (0, 1);
 const F64: (u8, usize) = (7, 8);
 
-pub(super) fn call(kind: Kind, dtype: u8, reduce_op: u8, root: usize, numel: usize) -> Call {
+pub(super) fn call(
+    kind: CollectiveKind,
+    dtype: u8,
+    reduce_op: u8,
+    root: usize,
+    numel: usize,
+) -> Call {
     let view = View {
         kind,
         dtype,
@@ -209,7 +215,7 @@ pub(super) fn call(kind: Kind, dtype: u8, reduce_op: u8, root: usize, numel: usi
         tensors: 1,
         numel: numel as u64,
         layout: 0,
-        lane: 0,
+        device_slot: 0,
     };
     Call {
         view,
@@ -278,7 +284,7 @@ fn check_all_reduce(
         .collect();
     let memory = |tensor: &Tensor| Memory { inputs: Vec::new(), outputs: vec![tensor.span()] };
     let memories = tensors.iter().map(memory).collect();
-    run(members, &call(Kind::AllReduce, dtype.0, 0, 0, numel), memories);
+    run(members, &call(CollectiveKind::AllReduce, dtype.0, 0, 0, numel), memories);
     let sum = |index| (0..members.len()).map(|rank| u32::from(number(rank, index))).sum::<u32>();
     let expected: Vec<u8> = (0..numel).flat_map(|index| encode(dtype, sum(index))).collect();
     for (rank, tensor) in tensors.iter().enumerate() {
@@ -292,7 +298,7 @@ fn check_broadcast(members: &[Member], root: usize, bytes: usize) {
         .collect();
     let memory = |tensor: &Tensor| Memory { inputs: Vec::new(), outputs: vec![tensor.span()] };
     let memories = tensors.iter().map(memory).collect();
-    run(members, &call(Kind::Broadcast, 0, 0, root, bytes), memories);
+    run(members, &call(CollectiveKind::Broadcast, 0, 0, root, bytes), memories);
     let expected = contribution(U8, root, bytes);
     assert!(tensors.iter().all(|tensor| tensor.content() == expected), "root {root}, {bytes}");
 }
@@ -309,7 +315,7 @@ fn check_all_gather(members: &[Member], bytes: usize) {
         outputs: outputs.iter().map(Tensor::span).collect(),
     };
     let memories = inputs.iter().zip(&outputs).map(memory).collect();
-    run(members, &call(Kind::AllGather, 0, 0, 0, bytes), memories);
+    run(members, &call(CollectiveKind::AllGather, 0, 0, 0, bytes), memories);
     for outputs in &outputs {
         for (rank, output) in outputs.iter().enumerate() {
             assert!(output.content() == contribution(U8, rank, bytes), "{bytes} of rank {rank}");
@@ -403,7 +409,7 @@ fn what_a_rank_has_shown_is_void_once_it_has_given_up() {
                 obstacle: None,
                 settled: Mutex::new(Some(sender)),
             });
-            let call = Call { timeout, ..call(Kind::Barrier, 0, 0, 0, 0) };
+            let call = Call { timeout, ..call(CollectiveKind::Barrier, 0, 0, 0, 0) };
             members[rank].engine.submit(call, operation).unwrap();
             settled.recv_timeout(Duration::from_secs(30)).unwrap().expect("it fails")
         };
@@ -418,7 +424,7 @@ fn what_a_rank_has_shown_is_void_once_it_has_given_up() {
 #[test]
 fn tensors_that_all_live_in_arenas_are_added_up_where_they_are() {
     let members = group(&[0, 0]);
-    let steps = || members[0].engine.shared.front().fabric.local(soon()).unwrap().hall.steps();
+    let steps = || members[0].engine.shared.front().fabric.local(soon()).unwrap().region.steps();
     let before = steps();
     check_all_reduce(&members, I32, 1_000_003, 2, &|_| true);
     // One step, to meet when the sums are written; a block on its way would take nine or more.
@@ -440,7 +446,10 @@ fn a_rank_that_cannot_get_ready_is_named_by_all_and_the_group_goes_on() {
                         obstacle: (rank == 1).then_some("no memory for a copy"),
                         settled: Mutex::new(Some(sender)),
                     });
-                    member.engine.submit(call(Kind::AllReduce, 6, 0, 0, 0), operation).unwrap();
+                    member
+                        .engine
+                        .submit(call(CollectiveKind::AllReduce, 6, 0, 0, 0), operation)
+                        .unwrap();
                     let text = settled.recv_timeout(Duration::from_secs(30)).unwrap().unwrap();
                     let expected = "rank 1 cannot take part: no memory for a copy";
                     assert!(text.contains(expected), "{text}");
@@ -461,7 +470,7 @@ fn sixteen_bit_floats_are_summed_in_more_than_sixteen_bits() {
         let tensors: Vec<_> = (0..3).map(|rank| Tensor::new(&content(rank), 2, None)).collect();
         let memory = |tensor: &Tensor| Memory { inputs: Vec::new(), outputs: vec![tensor.span()] };
         let memories = tensors.iter().map(memory).collect();
-        run(&members, &call(Kind::AllReduce, 5, 0, 0, numel), memories);
+        run(&members, &call(CollectiveKind::AllReduce, 5, 0, 0, numel), memories);
         let expected = half::f16::from_f32(2050.0).to_ne_bytes().repeat(numel);
         assert!(tensors.iter().all(|tensor| tensor.content() == expected));
     }
@@ -491,7 +500,7 @@ fn sums_of_floats_have_the_same_bits_on_every_rank_and_in_every_run() {
             let memory =
                 |tensor: &Tensor| Memory { inputs: Vec::new(), outputs: vec![tensor.span()] };
             let memories = tensors.iter().map(memory).collect();
-            run(&members, &call(Kind::AllReduce, 6, 0, 0, 50_001), memories);
+            run(&members, &call(CollectiveKind::AllReduce, 6, 0, 0, 50_001), memories);
             for tensor in &tensors {
                 let content = tensor.content();
                 assert!(*first.get_or_insert_with(|| content.clone()) == content, "{hosts:?}");

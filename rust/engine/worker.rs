@@ -9,10 +9,10 @@ use super::front::Front;
 use super::operation::Operation;
 use super::queue::{Job, Task};
 use super::{LOSS_LIMIT, Shared};
-use crate::collective::agreement::{Agreed, AgreedBucket, Shown, agree, explain, shown};
-use crate::collective::call::Kind;
+use crate::collective::agreement::{Agreed, AgreedBucket, TensorInfo, agree, explain, shown};
+use crate::collective::call::CollectiveKind;
 use crate::collective::fabric::Fabric;
-use crate::collective::hosts;
+use crate::collective::hierarchical;
 use crate::collective::plan::{Plan, tensors_in_arenas};
 use crate::collective::span::Memory;
 use crate::error::{Error, Result};
@@ -142,7 +142,7 @@ fn perform(
             perform_on_device(shared, front, job, &memory, &done, deadline, over)
         }
         Ok(Way::Inside(done)) => {
-            let nothing = Shown::default();
+            let nothing = TensorInfo::default();
             let agreed =
                 agree(&mut front.fabric, &shared.labels, job.seq, &job.call, nothing, deadline)?;
             perform_inside(shared, front, job, agreed, &done, over)
@@ -153,7 +153,7 @@ fn perform(
                 job.call.complain_of(&error);
             }
             let fabric = &mut front.fabric;
-            agree(fabric, &shared.labels, job.seq, &job.call, Shown::default(), deadline)
+            agree(fabric, &shared.labels, job.seq, &job.call, TensorInfo::default(), deadline)
                 .map(|_| ())
         }
     }
@@ -199,11 +199,11 @@ fn perform_here(
     let to_show = plan.to_show(memory, fabric.rank());
     let own = if fits && !(compresses && job.call.bucket != 0) {
         // SAFETY: the tensor is the operation's until it is over, and nobody writes it now.
-        Shown { bytes: unsafe { to_show.as_slice() }, ..Shown::default() }
+        TensorInfo { bytes: unsafe { to_show.as_slice() }, ..TensorInfo::default() }
     } else {
         let offset = fabric.offset_of(to_show.address, to_show.bytes);
         let step = front.gradients.step_of(job.call.bucket);
-        Shown { bytes: &[], offset, step, momentum: front.gradients.momentum_code() }
+        TensorInfo { bytes: &[], offset, step, momentum: front.gradients.momentum_code() }
     };
     let start = Instant::now();
     let agreed = agree(fabric, &shared.labels, job.seq, &job.call, own, deadline)?;
@@ -246,15 +246,17 @@ fn perform_on_device(
 ) -> Result<()> {
     let Front { fabric, gradients } = front;
     let (step, momentum) = (gradients.step_of(job.call.bucket), gradients.momentum_code());
-    let own = Shown { step, momentum, ..Shown::default() };
+    let own = TensorInfo { step, momentum, ..TensorInfo::default() };
     let start = Instant::now();
     let agreed = agree(fabric, &shared.labels, job.seq, &job.call, own, deadline)?;
     gradients.counters().add(Stage::Agree, start.elapsed().as_secs_f64());
     let bucket = agreed.bucket.filter(|_| gradients.method().is_some());
     // The same on all ranks: it follows from what they have agreed on.
     match (bucket, element_of(&job), memory.outputs.first()) {
-        (Some(bucket), Some(element), Some(span)) if job.call.view.kind == Kind::AllReduce => {
-            let place = Place::Device { lane: job.call.view.lane };
+        (Some(bucket), Some(element), Some(span))
+            if job.call.view.kind == CollectiveKind::AllReduce =>
+        {
+            let place = Place::Device { lane: job.call.view.device_slot };
             let tensor = Tensor { span: *span, element, place, of: doing(&job) };
             exchange_gradient(shared, front, job, tensor, agreed, bucket, over)
         }
@@ -299,7 +301,7 @@ fn exchange_gradient(
         .reduce_within(fabric, &tensor, deadline)
         .map_err(|failure| failed(blame(fabric, failure)))?;
     shared.announce(fabric, gradients, tensor.element);
-    let shard = hosts::own_shard(fabric.topology(), tensor.span)
+    let shard = hierarchical::own_shard(fabric.topology(), tensor.span)
         .map(|span| Shard::new(span, tensor.element, chunk));
     gradients.hold(Member { job, agreed, bucket, density, tensor, shard });
     if !bucket.by_all {

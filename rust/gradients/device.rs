@@ -14,9 +14,9 @@ use super::path::{Manner, Means, Path};
 use super::tensor::{Doing, Tensor};
 use crate::codec::Momentum;
 use crate::codec::schedule::count;
-use crate::collective::chunks::cut;
 use crate::collective::fabric::Fabric;
-use crate::collective::hosts;
+use crate::collective::hierarchical;
+use crate::collective::partition::partitions;
 use crate::collective::span::Span;
 use crate::cuda::communicator::Look;
 use crate::cuda::exchange::{Exchange, Shard};
@@ -157,9 +157,9 @@ impl DevicePath {
             within,
             address: tensor.span.address as u64,
             element: tensor.element,
-            ranges: cut(tensor.span.bytes, topology.carriers()).collect(),
+            ranges: partitions(tensor.span.bytes, topology.carriers()).collect(),
             ranks: topology.local_ranks().len(),
-            place: topology.place(),
+            place: topology.local_rank(),
         };
         self.enqueue(&tensor.of, Eyes::of(means), &[Stage::WithinHost], |report, look| {
             work(&parts, look)?;
@@ -197,7 +197,7 @@ impl Path for DevicePath {
         let topology = means.fabric.topology();
         let hosts = topology.hosts();
         let (Some(across), Some(shard)) =
-            (&communicators.across, hosts::own_shard(topology, tensor.span))
+            (&communicators.across, hierarchical::own_shard(topology, tensor.span))
         else {
             return Ok(0);
         };

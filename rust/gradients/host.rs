@@ -10,7 +10,7 @@ use super::path::{Manner, Means, Path};
 use super::stock::Stock;
 use super::tensor::{Place, Tensor};
 use crate::codec::{Gradient, Momentum, add_velocity};
-use crate::collective::hosts;
+use crate::collective::hierarchical;
 use crate::collective::span::Span;
 use crate::observe::gradients::Stage;
 use crate::simd::element::Element;
@@ -36,7 +36,7 @@ impl Path for HostPath {
         let (reducer, in_arenas) = on_host(tensor)?;
         let Means { fabric, counters, deadline, .. } = means;
         counters.time(Stage::WithinHost, || {
-            hosts::reduce_within(fabric, tensor.span, in_arenas, reducer, *deadline)
+            hierarchical::reduce_within(fabric, tensor.span, in_arenas, reducer, *deadline)
         })
     }
 
@@ -58,8 +58,9 @@ impl Path for HostPath {
         let (reducer, _) = on_host(tensor)?;
         let Means { fabric, counters, deadline, .. } = means;
         let before = fabric.ring().map_or(0, |(ring, _)| ring.sent());
-        counters
-            .time(Stage::Wire, || hosts::reduce_across(fabric, tensor.span, reducer, *deadline))?;
+        counters.time(Stage::Wire, || {
+            hierarchical::reduce_across(fabric, tensor.span, reducer, *deadline)
+        })?;
         Ok(fabric.ring().map_or(0, |(ring, _)| ring.sent()) - before)
     }
 
@@ -67,7 +68,7 @@ impl Path for HostPath {
         let (_, in_arenas) = on_host(tensor)?;
         let Means { fabric, counters, deadline, .. } = means;
         counters.time(Stage::WithinHost, || {
-            hosts::hand_out_within(fabric, tensor.span, in_arenas, *deadline)
+            hierarchical::hand_out_within(fabric, tensor.span, in_arenas, *deadline)
         })
     }
 

@@ -51,10 +51,10 @@ pub fn meet(
     let here = |fault: Fault| Failure::Device { rank, reason: fault.0 };
     let topology = fabric.topology();
     let (local, hosts) = (topology.local_ranks(), topology.hosts());
-    let within = Seat { maker: local[0], ranks: local.len(), own: topology.place() };
+    let within = Seat { maker: local[0], ranks: local.len(), own: topology.local_rank() };
     let within = (within.ranks > 1).then_some(within);
     let across = topology.is_carrier().then(|| Seat {
-        maker: topology.ranks_of(0)[topology.place()],
+        maker: topology.ranks_of(0)[topology.local_rank()],
         ranks: hosts,
         own: topology.host(),
     });

@@ -41,7 +41,7 @@ use crate::codec::Momentum;
 use crate::collective::agreement::AgreedBucket;
 use crate::collective::call::Call;
 use crate::collective::fabric::Fabric;
-use crate::collective::hosts;
+use crate::collective::hierarchical;
 use crate::cuda;
 use crate::engine::devices::Devices;
 use crate::observe::gradients::{Exchanged, GradientCounters};
@@ -174,7 +174,7 @@ impl Gradients {
         deadline: Instant,
     ) -> Result<(), Failure> {
         let momentum = self.momentum.filter(|_| can_be_compressed(tensor.element));
-        let shard = hosts::own_shard(fabric.topology(), tensor.span);
+        let shard = hierarchical::own_shard(fabric.topology(), tensor.span);
         let rank = fabric.rank();
         let (path, mut means) = self.on_path(fabric, tensor.lane(), deadline)?;
         means.buckets.entry(bucket.number).or_default().step = bucket.step + 1;

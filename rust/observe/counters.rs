@@ -1,7 +1,7 @@
 //! Counters of what a group has done. They only ever grow, and counting never waits for an exchange.
 
 use crate::collective::agreement::Agreed;
-use crate::collective::call::{Call, Kind};
+use crate::collective::call::{Call, CollectiveKind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Debug, Default)]
@@ -10,7 +10,7 @@ pub struct Counters {
     gradient_bytes: AtomicU64,
     exact_tensors: AtomicU64,
     exact_bytes: AtomicU64,
-    by_kind: [AtomicU64; Kind::ALL.len()],
+    by_kind: [AtomicU64; CollectiveKind::ALL.len()],
 }
 
 /// The counters at one moment.
@@ -21,7 +21,7 @@ pub struct Counts {
     pub exact_tensors: u64,
     pub exact_bytes: u64,
     /// Collectives done, by kind; only kinds that occurred.
-    pub by_kind: Vec<(Kind, u64)>,
+    pub by_kind: Vec<(CollectiveKind, u64)>,
 }
 
 impl Counters {
@@ -37,13 +37,13 @@ impl Counters {
             add(&self.exact_tensors, u64::from(call.view.tensors));
             add(&self.exact_bytes, call.bytes);
         }
-        let index = Kind::ALL.iter().position(|kind| *kind == call.view.kind);
-        add(&self.by_kind[index.expect("Kind::ALL has every kind")], 1);
+        let index = CollectiveKind::ALL.iter().position(|kind| *kind == call.view.kind);
+        add(&self.by_kind[index.expect("CollectiveKind::ALL has every kind")], 1);
     }
 
     pub fn now(&self) -> Counts {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let by_kind = Kind::ALL.into_iter().zip(self.by_kind.iter().map(read));
+        let by_kind = CollectiveKind::ALL.into_iter().zip(self.by_kind.iter().map(read));
         Counts {
             gradient_buckets: read(&self.gradient_buckets),
             gradient_bytes: read(&self.gradient_bytes),

@@ -27,8 +27,8 @@ const HELLO_BYTES: usize = MAGIC.len() + 4 + 4 + 4 + NONCE_BYTES;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Caller {
     pub rank: u32,
-    /// 0 for the connection that messages go over; others are lanes of a ring.
-    pub lane: u32,
+    /// 0 for the connection that messages go over; others are channels of a ring.
+    pub channel: u32,
 }
 
 /// Which end a proof is for, so that one end's proof cannot be replayed as the other's.
@@ -41,7 +41,7 @@ pub fn connect(stream: &mut (impl Read + Write), key: &Key, own: Caller, peer: u
     hello[..8].copy_from_slice(&MAGIC);
     hello[8..12].copy_from_slice(&own.rank.to_le_bytes());
     hello[12..16].copy_from_slice(&peer.to_le_bytes());
-    hello[16..20].copy_from_slice(&own.lane.to_le_bytes());
+    hello[16..20].copy_from_slice(&own.channel.to_le_bytes());
     hello[20..].copy_from_slice(&nonce()?);
     stream.write_all(&hello)?;
 
@@ -60,7 +60,7 @@ pub fn accept(stream: &mut (impl Read + Write), key: &Key, own: u32) -> Result<C
         return Err(refused("it does not speak this version of gflow's protocol"));
     }
     let number_at = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| hello[at + i]));
-    let caller = Caller { rank: number_at(8), lane: number_at(16) };
+    let caller = Caller { rank: number_at(8), channel: number_at(16) };
     if number_at(12) != own {
         return Err(refused("it looks for another rank"));
     }
@@ -107,7 +107,7 @@ mod tests {
     fn shake(connecting_key: Key, accepting_key: Key, wanted: u32) -> (Result<()>, Result<Caller>) {
         let (mut left, mut right) = UnixStream::pair().unwrap();
         let connecting = std::thread::spawn(move || {
-            connect(&mut left, &connecting_key, Caller { rank: 3, lane: 2 }, wanted)
+            connect(&mut left, &connecting_key, Caller { rank: 3, channel: 2 }, wanted)
         });
         let accepted = accept(&mut right, &accepting_key, 1);
         drop(right);
@@ -118,7 +118,7 @@ mod tests {
     fn ranks_with_the_same_key_meet() {
         let (connected, accepted) = shake([7; 32], [7; 32], 1);
         connected.unwrap();
-        assert_eq!(accepted.unwrap(), Caller { rank: 3, lane: 2 });
+        assert_eq!(accepted.unwrap(), Caller { rank: 3, channel: 2 });
     }
 
     #[test]

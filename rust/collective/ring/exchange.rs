@@ -1,8 +1,8 @@
-//! The exchange: one loop that drives all lanes until every tape has run through.
+//! The exchange: one loop that drives all channels until every tape has run through.
 //!
 //! It sleeps when nothing moves, and must never do so for long without looking after the peers.
 
-use super::lane::{Broken, Lane, Neighbour, Turn};
+use super::channel::{Broken, Neighbour, RingChannel, Turn};
 use super::tape::Tape;
 use crate::transport::{Failure, Watch, ended};
 use rustix::event::{Timespec, poll};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// How often the watch is asked. Only this notices a death elsewhere in the ring.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// How long the watch may take to know the reason for which a lane ended.
+/// How long the watch may take to know the reason for which a channel ended.
 const REASON_LIMIT: Duration = Duration::from_millis(100);
 const REASON_PAUSE: Duration = Duration::from_millis(2);
 
@@ -20,7 +20,7 @@ const REASON_PAUSE: Duration = Duration::from_millis(2);
 const SMALL_TURN: usize = 128 * 1024;
 const SLOW_LINK_PAUSE: Duration = Duration::from_millis(1);
 
-/// The ranks at the other ends of the lanes.
+/// The ranks at the other ends of the channels.
 #[derive(Debug, Clone, Copy)]
 pub struct Ranks {
     pub next: usize,
@@ -28,9 +28,9 @@ pub struct Ranks {
 }
 
 /// Returns when all bytes have arrived and all have been handed to the sockets. There may be fewer
-/// tapes than lanes; the lanes without one rest.
+/// tapes than channels; the channels without one rest.
 pub fn run(
-    lanes: &mut [Lane],
+    channels: &mut [RingChannel],
     tapes: &mut [Tape],
     ranks: Ranks,
     watch: &mut dyn Watch,
@@ -39,8 +39,8 @@ pub fn run(
     let mut next_look = Instant::now() + LOOK_EVERY;
     loop {
         let mut turn = Turn { received: 0, is_drained: true };
-        for (lane, tape) in lanes.iter_mut().zip(&mut *tapes) {
-            let one = lane.take_turn(tape).map_err(|broken| explain(broken, ranks, watch))?;
+        for (channel, tape) in channels.iter_mut().zip(&mut *tapes) {
+            let one = channel.take_turn(tape).map_err(|broken| explain(broken, ranks, watch))?;
             turn.received += one.received;
             turn.is_drained &= one.is_drained;
         }
@@ -68,21 +68,21 @@ pub fn run(
             if (1..SMALL_TURN).contains(&turn.received) && missing > SMALL_TURN * 8 {
                 std::thread::sleep(SLOW_LINK_PAUSE);
             }
-            sleep(lanes, tapes, next_look.min(deadline).saturating_duration_since(now));
+            sleep(channels, tapes, next_look.min(deadline).saturating_duration_since(now));
         }
     }
 }
 
 /// Until something can move, or the limit.
-fn sleep(lanes: &[Lane], tapes: &[Tape], limit: Duration) {
+fn sleep(channels: &[RingChannel], tapes: &[Tape], limit: Duration) {
     let mut waits: Vec<_> =
-        lanes.iter().zip(tapes).flat_map(|(lane, tape)| lane.waits_for(tape)).collect();
+        channels.iter().zip(tapes).flat_map(|(channel, tape)| channel.waits_for(tape)).collect();
     let limit = Timespec::try_from(limit).expect("shorter than an age");
     // An error here (a signal, say) only means another round of the caller's loop.
     let _ = poll(&mut waits, Some(&limit));
 }
 
-/// A lane that ended says little: a neighbour that leaves because of a third rank ends it as well.
+/// A channel that ended says little: a neighbour that leaves because of a third rank ends it as well.
 /// The watch has the reason, as soon as that has come.
 fn explain(broken: Broken, ranks: Ranks, watch: &mut dyn Watch) -> Failure {
     let limit = Instant::now() + REASON_LIMIT;

@@ -28,30 +28,30 @@
 //! **The others are the same loop.** An all-gather has no steps that combine. A broadcast has one
 //! chunk, which is complete at its root and goes round once.
 //!
-//! **Lanes.** The data may be spread over several lanes, each a ring of its own over a part of the
+//! **Channels.** The data may be spread over several channels, each a ring of its own over a part of the
 //! data, all driven by one thread. How the data is cut depends on its length, on `H` and on the
-//! number of lanes, so these must be the same on every host; with them the order of combination,
+//! number of channels, so these must be the same on every host; with them the order of combination,
 //! and so the bits of a sum, stay the same.
 //!
 //! The ring must never wait without asking whether somebody was lost: a death anywhere stops every
 //! byte, and the streams of the neighbours cannot tell whose it was. After a failure hosts stand
 //! at different bytes, so a ring that failed must not be used again.
 
+pub mod channel;
 mod exchange;
-pub mod lane;
 mod tape;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use lane::{Lane, Stream};
+pub use channel::{RingChannel, Stream};
 
-use crate::collective::chunks::{ALIGNMENT, cut_slice};
+use crate::collective::partition::{ALIGNMENT, partition_slice};
 use crate::transport::{Failure, Watch};
 use std::time::Instant;
 use tape::Tape;
 
-/// Less than this is not spread any further: another lane costs more system calls than it gains.
-const LANE_BYTES: usize = 256 * 1024;
+/// Less than this is not spread any further: another channel costs more system calls than it gains.
+const CHANNEL_BYTES: usize = 256 * 1024;
 
 /// How contributions become one.
 pub trait Combine: Sync {
@@ -66,34 +66,41 @@ pub trait Combine: Sync {
     fn finish(&self, own: &mut [u8]);
 }
 
-/// One host's place in the ring, and its lanes.
+/// One host's place in the ring, and its channels.
 pub struct Ring {
     position: usize,
     hosts: usize,
-    lanes: Vec<Lane>,
+    channels: Vec<RingChannel>,
     next_rank: usize,
     previous_rank: usize,
-    bytes_per_lane: usize,
+    bytes_per_channel: usize,
 }
 
 impl Ring {
-    /// Position `position` of `hosts`. The ranks are those at the other ends of the lanes, and
-    /// are only named in failures. One host alone needs no lane.
+    /// Position `position` of `hosts`. The ranks are those at the other ends of the channels, and
+    /// are only named in failures. One host alone needs no channel.
     pub fn new(
         position: usize,
         hosts: usize,
-        lanes: Vec<Lane>,
+        channels: Vec<RingChannel>,
         next_rank: usize,
         previous_rank: usize,
     ) -> Ring {
         assert!(position < hosts, "position {position} of {hosts}");
-        assert!(hosts == 1 || !lanes.is_empty(), "{hosts} hosts and no lane between them");
-        Ring { position, hosts, lanes, next_rank, previous_rank, bytes_per_lane: LANE_BYTES }
+        assert!(hosts == 1 || !channels.is_empty(), "{hosts} hosts and no channel between them");
+        Ring {
+            position,
+            hosts,
+            channels,
+            next_rank,
+            previous_rank,
+            bytes_per_channel: CHANNEL_BYTES,
+        }
     }
 
     /// Bytes handed to the next host since this ring was made.
     pub fn sent(&self) -> u64 {
-        self.lanes.iter().map(Lane::sent).sum()
+        self.channels.iter().map(RingChannel::sent).sum()
     }
 
     /// `data` is this host's contribution, and is replaced by the result.
@@ -111,9 +118,9 @@ impl Ring {
             combine.finish(data);
             return Ok(());
         }
-        let tapes = cut_slice(data, self.lanes_for(data.len()))
+        let tapes = partition_slice(data, self.channels_for(data.len()))
             .map(|part| {
-                let chunks = cut_slice(part, self.hosts).collect();
+                let chunks = partition_slice(part, self.hosts).collect();
                 Tape::of_all_reduce(chunks, self.position, combine)
             })
             .collect();
@@ -131,7 +138,7 @@ impl Ring {
         assert!(root < self.hosts, "root {root} of {}", self.hosts);
         let has_it = self.position == root;
         let hands_on = (self.position + 1) % self.hosts != root;
-        let tapes = cut_slice(data, self.lanes_for(data.len()))
+        let tapes = partition_slice(data, self.channels_for(data.len()))
             .map(|part| Tape::of_broadcast(part, has_it, hands_on))
             .collect();
         self.run(tapes, watch, deadline)
@@ -148,8 +155,9 @@ impl Ring {
         assert_eq!(blocks.len(), self.hosts, "one block for every host");
         let length = blocks[0].len();
         assert!(blocks.iter().all(|block| block.len() == length), "blocks of different lengths");
-        let count = self.lanes_for(length.saturating_mul(self.hosts));
-        let mut parts: Vec<_> = blocks.iter_mut().map(|block| cut_slice(block, count)).collect();
+        let count = self.channels_for(length.saturating_mul(self.hosts));
+        let mut parts: Vec<_> =
+            blocks.iter_mut().map(|block| partition_slice(block, count)).collect();
         let tapes = (0..count)
             .map(|_| {
                 let chunks = parts.iter_mut().flat_map(|parts| parts.next()).collect();
@@ -159,9 +167,9 @@ impl Ring {
         self.run(tapes, watch, deadline)
     }
 
-    /// How many lanes `bytes` are spread over. Equal on all hosts, because both numbers are.
-    fn lanes_for(&self, bytes: usize) -> usize {
-        (bytes / self.bytes_per_lane).clamp(1, self.lanes.len().max(1))
+    /// How many channels `bytes` are spread over. Equal on all hosts, because both numbers are.
+    fn channels_for(&self, bytes: usize) -> usize {
+        (bytes / self.bytes_per_channel).clamp(1, self.channels.len().max(1))
     }
 
     fn run(
@@ -171,6 +179,6 @@ impl Ring {
         deadline: Instant,
     ) -> Result<(), Failure> {
         let ranks = exchange::Ranks { next: self.next_rank, previous: self.previous_rank };
-        exchange::run(&mut self.lanes, &mut tapes, ranks, watch, deadline)
+        exchange::run(&mut self.channels, &mut tapes, ranks, watch, deadline)
     }
 }

@@ -14,11 +14,11 @@ use std::ops::Range;
 
 /// What is done with bytes that arrive.
 #[derive(Clone, Copy)]
-pub enum Arrival<'a> {
+pub enum OnArrival<'a> {
     /// They are combined with the own contribution, `last` if all others are already in them.
     Combine { with: &'a dyn Combine, last: bool },
     /// They are final and take the place of what is there.
-    Place,
+    Store,
 }
 
 /// A byte of the tape. The order is that of the tape.
@@ -97,14 +97,14 @@ impl<'a> Tape<'a> {
     }
 
     /// The bytes that are to arrive next, up to the end of their chunk; `None` if all have.
-    pub fn arriving(&mut self) -> Option<(&mut [u8], Arrival<'a>)> {
+    pub fn arriving(&mut self) -> Option<(&mut [u8], OnArrival<'a>)> {
         let Cursor { stop, at } = self.arrived;
         let chunk = *self.stops.get(stop)?;
         let arrival = match &self.combined {
             Some((stops, with)) if stops.contains(&stop) => {
-                Arrival::Combine { with: *with, last: stop + 1 == stops.end }
+                OnArrival::Combine { with: *with, last: stop + 1 == stops.end }
             }
-            _ => Arrival::Place,
+            _ => OnArrival::Store,
         };
         Some((&mut self.chunks[chunk][at..], arrival))
     }
@@ -186,11 +186,11 @@ mod tests {
         assert_eq!(tape.sendable(), [2; 5]);
         tape.mark_sent(5);
         assert!(tape.sendable().is_empty() && !tape.all_sent());
-        assert!(matches!(tape.arriving(), Some((_, Arrival::Combine { last: true, .. }))));
+        assert!(matches!(tape.arriving(), Some((_, OnArrival::Combine { last: true, .. }))));
         tape.mark_arrived(2);
         assert_eq!(tape.sendable(), [1; 2]);
         tape.mark_arrived(3);
-        assert!(matches!(tape.arriving(), Some((_, Arrival::Place))));
+        assert!(matches!(tape.arriving(), Some((_, OnArrival::Store))));
         tape.mark_arrived(5);
         assert!(tape.all_arrived() && !tape.all_sent());
         tape.mark_sent(5);

@@ -1,7 +1,7 @@
 //! The ring with threads as hosts: over sockets of every kind, against a plain loop.
 
 use super::*;
-use crate::collective::chunks::cut;
+use crate::collective::partition::partitions;
 use crate::transport::memory;
 use crate::transport::socket::prepare;
 use proptest::prelude::*;
@@ -182,34 +182,34 @@ fn connected(wire: Wire) -> Ends {
 }
 
 /// The rings of all hosts. The rank of a host is 10 times its position.
-fn rings(hosts: usize, lanes: usize, wire: Wire, staging: usize) -> Vec<Ring> {
-    let mut lanes_of: Vec<Vec<Lane>> = (0..hosts).map(|_| Vec::new()).collect();
-    for _ in 0..lanes {
+fn rings(hosts: usize, channels: usize, wire: Wire, staging: usize) -> Vec<Ring> {
+    let mut channels_of: Vec<Vec<RingChannel>> = (0..hosts).map(|_| Vec::new()).collect();
+    for _ in 0..channels {
         let (mut to_next, mut from_previous): (Vec<_>, Vec<_>) =
             (0..hosts).map(|_| connected(wire)).unzip();
         // The other end of what a host sends into is its next one's.
         from_previous.rotate_right(1);
-        for lanes in lanes_of.iter_mut().rev() {
+        for channels in channels_of.iter_mut().rev() {
             let (to, from) = (to_next.pop().unwrap(), from_previous.pop().unwrap());
-            lanes.push(Lane::with_staging(to, from, staging));
+            channels.push(RingChannel::with_staging(to, from, staging));
         }
     }
-    let with_lanes = lanes_of.into_iter().enumerate();
-    with_lanes
-        .map(|(position, lanes)| {
+    let with_channels = channels_of.into_iter().enumerate();
+    with_channels
+        .map(|(position, channels)| {
             let next = (position + 1) % hosts * 10;
             let previous = (position + hosts - 1) % hosts * 10;
-            let mut ring = Ring::new(position, hosts, lanes, next, previous);
+            let mut ring = Ring::new(position, hosts, channels, next, previous);
             // So that small data is spread as well.
-            ring.bytes_per_lane = 200;
+            ring.bytes_per_channel = 200;
             ring
         })
         .collect()
 }
 
 /// The rings of all hosts, over streams that bring a few bytes at a time.
-pub(crate) fn dribbling_rings(hosts: usize, lanes: usize) -> Vec<Ring> {
-    rings(hosts, lanes, Wire::Dribble, 1 << 10)
+pub(crate) fn dribbling_rings(hosts: usize, channels: usize) -> Vec<Ring> {
+    rings(hosts, channels, Wire::Dribble, 1 << 10)
 }
 
 /// Nobody is ever lost.
@@ -259,11 +259,11 @@ fn to_bytes<T: Element>(elements: &[T]) -> Vec<u8> {
 }
 
 /// Every chunk, combined in the ring's order: from the host of its own number onwards.
-fn expected<T: Element>(of_hosts: &[Vec<T>], plain: &Plain<T>, lanes: usize) -> Vec<u8> {
+fn expected<T: Element>(of_hosts: &[Vec<T>], plain: &Plain<T>, channels: usize) -> Vec<u8> {
     let (hosts, bytes) = (of_hosts.len(), of_hosts[0].len() * T::BYTES);
     let mut result = Vec::new();
-    for part in cut(bytes, lanes) {
-        for (first, chunk) in cut(part.len(), hosts).enumerate() {
+    for part in partitions(bytes, channels) {
+        for (first, chunk) in partitions(part.len(), hosts).enumerate() {
             let start = (part.start + chunk.start) / T::BYTES;
             let end = (part.start + chunk.end) / T::BYTES;
             let chunk = |step: usize| &of_hosts[(first + step) % hosts][start..end];
@@ -289,11 +289,11 @@ fn check_all_reduce<T: Element>(
     let plain = Plain { op, finish, hosts };
     for round in 0..2 {
         let inputs: Vec<Vec<T>> = (0..hosts).map(|host| samples(count, host + round)).collect();
-        let lanes = rings[0].lanes_for(count * T::BYTES);
+        let channels = rings[0].channels_for(count * T::BYTES);
         let results = on_all_hosts(&mut rings, inputs.iter().map(|i| to_bytes(i)).collect(), {
             |ring, data| ring.all_reduce(data, &plain, &mut AllWell, soon())
         });
-        let expected = expected(&inputs, &plain, lanes);
+        let expected = expected(&inputs, &plain, channels);
         for (position, result) in results.iter().enumerate() {
             assert!(*result == expected, "position {position} of {hosts}, {count} elements");
         }
@@ -309,7 +309,7 @@ fn wires() -> impl Strategy<Value = Wire> {
 }
 
 fn stagings() -> impl Strategy<Value = usize> {
-    prop_oneof![Just(64), Just(192), Just(4096), Just(lane::STAGING_BYTES)]
+    prop_oneof![Just(64), Just(192), Just(4096), Just(channel::STAGING_BYTES)]
 }
 
 proptest! {
@@ -317,10 +317,10 @@ proptest! {
 
     #[test]
     fn sums_are_those_of_a_plain_loop_bit_for_bit_on_every_host(
-        hosts in 1usize..=8, lanes in 1usize..=3, wire in wires(), staging in stagings(),
+        hosts in 1usize..=8, channels in 1usize..=3, wire in wires(), staging in stagings(),
         count in sizes(), kind in 0..4,
     ) {
-        let rings = rings(hosts, lanes, wire, staging);
+        let rings = rings(hosts, channels, wire, staging);
         match kind {
             0 => check_all_reduce::<u8>(rings, count, u8::wrapping_add, |sum, _| sum),
             1 => check_all_reduce::<i32>(rings, count, i32::wrapping_add, |sum, _| sum),
@@ -331,9 +331,9 @@ proptest! {
 
     #[test]
     fn a_broadcast_reaches_everyone_from_every_root(
-        hosts in 1usize..=8, lanes in 1usize..=3, wire in wires(), bytes in sizes(),
+        hosts in 1usize..=8, channels in 1usize..=3, wire in wires(), bytes in sizes(),
     ) {
-        let mut rings = rings(hosts, lanes, wire, 192);
+        let mut rings = rings(hosts, channels, wire, 192);
         for root in 0..hosts {
             let data = (0..hosts).map(|host| samples(bytes, host)).collect();
             let results = on_all_hosts(&mut rings, data, |ring, data| {
@@ -345,9 +345,9 @@ proptest! {
 
     #[test]
     fn an_all_gather_brings_every_block_to_everyone(
-        hosts in 1usize..=8, lanes in 1usize..=3, wire in wires(), bytes in sizes(),
+        hosts in 1usize..=8, channels in 1usize..=3, wire in wires(), bytes in sizes(),
     ) {
-        let mut rings = rings(hosts, lanes, wire, 192);
+        let mut rings = rings(hosts, channels, wire, 192);
         let bytes = bytes / hosts;
         let data = (0..hosts).map(|host| samples(bytes, host)).collect();
         let results = on_all_hosts(&mut rings, data, |ring, data| {
@@ -382,8 +382,8 @@ fn every_element_is_finished_once() {
 
 #[test]
 fn large_data_goes_through_many_turns() {
-    for (hosts, lanes) in [(2, 1), (3, 3)] {
-        let rings = rings(hosts, lanes, Wire::Tcp, lane::STAGING_BYTES);
+    for (hosts, channels) in [(2, 1), (3, 3)] {
+        let rings = rings(hosts, channels, Wire::Tcp, channel::STAGING_BYTES);
         check_all_reduce::<f32>(rings, 3_000_001, |a, b| a + b, |sum, _| sum);
     }
 }
@@ -408,8 +408,8 @@ fn collectives_of_all_kinds_follow_each_other_on_the_same_streams() {
 /// with the other ends of its streams.
 fn one_host() -> (Ring, UnixStream, UnixStream) {
     let ((to_next, next), (from_previous, previous)) = (unix_pair(), unix_pair());
-    let lane = Lane::new(Box::new(to_next), Box::new(from_previous));
-    (Ring::new(2, 5, vec![lane], 30, 10), next, previous)
+    let channel = RingChannel::new(Box::new(to_next), Box::new(from_previous));
+    (Ring::new(2, 5, vec![channel], 30, 10), next, previous)
 }
 
 const LARGE: usize = 8 << 20;
@@ -487,7 +487,7 @@ fn an_interrupt_ends_the_exchange() {
 }
 
 #[test]
-fn one_host_alone_needs_no_lane() {
+fn one_host_alone_needs_no_channel() {
     let mut ring = Ring::new(0, 1, Vec::new(), 0, 0);
     let half = Plain::<i32> { op: |a, b| a + b, finish: |sum, _| sum / 2, hosts: 1 };
     let mut data = to_bytes(&[2i32, 4, 6]);

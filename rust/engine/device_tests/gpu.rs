@@ -2,7 +2,7 @@
 //! does what csrc does with torch's streams, with the driver alone.
 
 use super::LIMIT;
-use crate::collective::call::{Call, Kind, OnDevice};
+use crate::collective::call::{Call, CollectiveKind, OnDevice};
 use crate::collective::span::{Memory as Tensors, Span};
 use crate::cuda::context::Context;
 use crate::cuda::event::Event;
@@ -196,7 +196,8 @@ pub fn submit_brought(gpu: &Gpu, member: &Member, call: Call, tensor: Brought) -
 
 /// The call for a bucket of a case, from 0.
 pub fn call_for(case: &Case, bucket: usize, is_tagged: bool) -> Call {
-    let mut call = call(Kind::AllReduce, torch_code(case.element), 0, 0, case.buckets[bucket]);
+    let mut call =
+        call(CollectiveKind::AllReduce, torch_code(case.element), 0, 0, case.buckets[bucket]);
     if is_tagged {
         (call.gradient, call.bucket) = (true, bucket as u32 + 1);
     }

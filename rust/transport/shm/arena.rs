@@ -4,7 +4,7 @@
 //! allocation keeps the arena alive, so a tensor may outlive its group.
 
 use super::blocks::Blocks;
-use super::hall::HEAP_AT;
+use super::region::HEAP_AT;
 use super::segment::Segment;
 use crate::fork::Ticket;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -32,7 +32,7 @@ mod model {
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
 
-    /// Two ranks swap three messages through two slots each, as the hall does. loom fails if a
+    /// Two ranks swap three messages through two slots each, as the region does. loom fails if a
     /// slot is written while the other rank may still read it.
     #[test]
     fn two_slots_are_enough_for_swaps_in_a_row() {

@@ -5,11 +5,11 @@
 //! behind.
 
 pub mod arena;
-pub mod bell;
 pub mod blocks;
 pub mod counter;
+pub mod event_count;
+pub mod fd_exchange;
 mod futex;
-pub mod hall;
-mod line;
-pub mod passing;
+pub mod region;
 pub mod segment;
+mod unix_link;

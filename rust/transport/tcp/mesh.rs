@@ -4,7 +4,7 @@
 //! deadline. A peer that ends its connection is noticed in the same `poll`.
 
 use super::ConnectError;
-use super::reception::Reception;
+use super::connector::Connector;
 use crate::fork::Unshared;
 use crate::transport::frame::{Frame, FrameBuffer, Goodbye};
 use crate::transport::interrupt::Interrupt;
@@ -35,16 +35,16 @@ struct Link {
 }
 
 /// Connects this rank to all others: it reaches all lower ranks and receives all higher ones.
-pub fn connect(reception: &mut Reception) -> Result<Mesh, ConnectError> {
-    let (rank, size) = (reception.rank(), reception.size());
+pub fn connect(connector: &mut Connector) -> Result<Mesh, ConnectError> {
+    let (rank, size) = (connector.rank(), connector.size());
     let mut links = Vec::with_capacity(size);
     for peer in 0..rank {
-        links.push(Some(Link::new(reception.reach(peer, 0)?)));
+        links.push(Some(Link::new(connector.reach(peer, 0)?)));
     }
     links.push(None);
     let higher: Vec<_> = (rank + 1..size).collect();
-    links.extend(reception.receive(&higher, 0)?.into_iter().map(|stream| Some(Link::new(stream))));
-    Ok(Mesh { rank, links, interrupt: reception.interrupt().clone() })
+    links.extend(connector.receive(&higher, 0)?.into_iter().map(|stream| Some(Link::new(stream))));
+    Ok(Mesh { rank, links, interrupt: connector.interrupt().clone() })
 }
 
 impl Link {
@@ -246,12 +246,12 @@ impl Peers for Mesh {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::transport::tcp::reception::tests::{receptions, soon};
+    use crate::transport::tcp::connector::tests::{connectors, soon};
 
     /// The meshes of `size` ranks on loopback.
     pub fn meshes(size: usize) -> Vec<Mesh> {
-        let connect = |mut reception| std::thread::spawn(move || connect(&mut reception).unwrap());
-        let ranks: Vec<_> = receptions(size).into_iter().map(connect).collect();
+        let connect = |mut connector| std::thread::spawn(move || connect(&mut connector).unwrap());
+        let ranks: Vec<_> = connectors(size).into_iter().map(connect).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     }
 

@@ -1,12 +1,12 @@
 //! TCP between the ranks of a group: who connects to whom, and what goes over the connections.
 //!
 //! Every rank listens at one address, where all its connections come in. The mesh is one
-//! connection between any two ranks, for messages and for noticing the end of a peer; lanes are
+//! connection between any two ranks, for messages and for noticing the end of a peer; channels are
 //! further connections to the neighbours in a ring, for tensors.
 
-pub mod lanes;
+pub mod channels;
+pub mod connector;
 pub mod mesh;
-pub mod reception;
 
 /// Why connections could not be made: with whom, and what happened last.
 #[derive(Debug)]

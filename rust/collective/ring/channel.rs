@@ -1,10 +1,10 @@
-//! A lane: one stream to the next host and one from the previous, and the bytes in between.
+//! A channel: one stream to the next host and one from the previous, and the bytes in between.
 //!
-//! A lane moves what can be moved now. It must never wait, and never hold back a whole cache line
+//! A channel moves what can be moved now. It must never wait, and never hold back a whole cache line
 //! that could be combined and passed on.
 
-use super::tape::{Arrival, Tape};
-use crate::collective::chunks::ALIGNMENT;
+use super::tape::{OnArrival, Tape};
+use crate::collective::partition::ALIGNMENT;
 use rustix::event::{PollFd, PollFlags};
 use std::io::{ErrorKind, Read, Result, Write};
 use std::os::fd::AsFd;
@@ -19,7 +19,7 @@ pub const STAGING_BYTES: usize = 256 * 1024;
 /// The most that one turn takes in before the other direction gets its turn.
 const TURN_BYTES: usize = 1024 * 1024;
 
-pub struct Lane {
+pub struct RingChannel {
     to_next: Box<dyn Stream>,
     from_previous: Box<dyn Stream>,
     staging: Staging,
@@ -36,7 +36,7 @@ pub struct Turn {
     pub is_drained: bool,
 }
 
-/// The end of a lane at which a stream failed, and how.
+/// The end of a channel at which a stream failed, and how.
 pub struct Broken {
     pub neighbour: Neighbour,
     pub error: std::io::Error,
@@ -48,18 +48,18 @@ pub enum Neighbour {
     Previous,
 }
 
-impl Lane {
-    pub fn new(to_next: Box<dyn Stream>, from_previous: Box<dyn Stream>) -> Lane {
-        Lane::with_staging(to_next, from_previous, STAGING_BYTES)
+impl RingChannel {
+    pub fn new(to_next: Box<dyn Stream>, from_previous: Box<dyn Stream>) -> RingChannel {
+        RingChannel::with_staging(to_next, from_previous, STAGING_BYTES)
     }
 
-    /// A lane with a staging buffer of another size, to measure and to test.
+    /// A channel with a staging buffer of another size, to measure and to test.
     pub fn with_staging(
         to_next: Box<dyn Stream>,
         from_previous: Box<dyn Stream>,
         staging_bytes: usize,
-    ) -> Lane {
-        Lane { to_next, from_previous, staging: Staging::new(staging_bytes), sent: 0 }
+    ) -> RingChannel {
+        RingChannel { to_next, from_previous, staging: Staging::new(staging_bytes), sent: 0 }
     }
 
     /// Bytes handed to the next host so far.
@@ -97,21 +97,21 @@ impl Lane {
         while taken < TURN_BYTES
             && let Some((place, arrival)) = tape.arriving()
         {
-            let (asked, read, settled) = match arrival {
-                Arrival::Place => {
+            let (asked, read, consumed) = match arrival {
+                OnArrival::Store => {
                     let asked = place.len().min(TURN_BYTES);
                     let read = read_now(&mut self.from_previous, &mut place[..asked])?;
                     (asked, read, read)
                 }
-                Arrival::Combine { with, last } => {
+                OnArrival::Combine { with, last } => {
                     let room = self.staging.room(place.len());
                     let asked = room.len();
                     let read = read_now(&mut self.from_previous, room)?;
                     let add = |own: &mut [u8], more: &[u8]| with.combine(own, more, last);
-                    (asked, read, self.staging.settle(read, place, add))
+                    (asked, read, self.staging.consume(read, place, add))
                 }
             };
-            tape.mark_arrived(settled);
+            tape.mark_arrived(consumed);
             taken += read;
             if read < asked {
                 return Ok(Turn { received: taken, is_drained: true });
@@ -121,7 +121,10 @@ impl Lane {
     }
 
     /// What has to happen before another turn can move anything.
-    pub fn waits_for<'lane>(&'lane self, tape: &Tape) -> impl Iterator<Item = PollFd<'lane>> {
+    pub fn waits_for<'channel>(
+        &'channel self,
+        tape: &Tape,
+    ) -> impl Iterator<Item = PollFd<'channel>> {
         let arrival =
             (!tape.all_arrived()).then(|| PollFd::new(&self.from_previous, PollFlags::IN));
         // Room is of no interest while there is nothing to send: it would only wake for nothing.
@@ -156,7 +159,7 @@ impl Staging {
 
     /// Combines what has come with the beginning of `own`, with `more` bytes just read into the
     /// room. Returns how much that was: whole cache lines, or all that `own` still missed.
-    fn settle(
+    fn consume(
         &mut self,
         more: usize,
         own: &mut [u8],

@@ -6,8 +6,8 @@
 
 use super::super::handshake::{self, Caller, HANDSHAKE_LIMIT, Key, RETRY_PAUSE};
 use super::super::interrupt::Interrupt;
-use super::line::{Bounds, Line};
 use super::segment::Segment;
+use super::unix_link::{Bounds, UnixLink};
 use rustix::event::PollFlags;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,13 +21,13 @@ use std::time::{Duration, Instant};
 /// A socket that the other ranks of this host can connect to. Made before the rendezvous, so that
 /// its name can be published.
 #[derive(Debug)]
-pub struct Entrance {
+pub struct FdListener {
     socket: UnixListener,
     name: String,
 }
 
-impl Entrance {
-    pub fn open() -> std::io::Result<Entrance> {
+impl FdListener {
+    pub fn open() -> std::io::Result<FdListener> {
         let mut random = [0; 16];
         getrandom::fill(&mut random).map_err(Error::other)?;
         let name = format!("gflow-{:032x}", u128::from_le_bytes(random));
@@ -39,7 +39,7 @@ impl Entrance {
         let socket = open().map_err(|error: Error| {
             Error::new(error.kind(), format!("no socket to pass memory over: {error}"))
         })?;
-        Ok(Entrance { socket, name })
+        Ok(FdListener { socket, name })
     }
 
     pub fn name(&self) -> &str {
@@ -63,9 +63,9 @@ impl fmt::Display for NotShared {
 impl std::error::Error for NotShared {}
 
 /// Gives `segment` to all other ranks of this host and returns theirs, by rank. `locals` are all
-/// of these ranks, `own` among them, each with the name of its entrance.
+/// of these ranks, `own` among them, each with the name of its listener.
 pub fn exchange(
-    entrance: Entrance,
+    listener: FdListener,
     own: usize,
     locals: &[(usize, String)],
     key: &Key,
@@ -83,7 +83,7 @@ pub fn exchange(
         segments.insert(*peer, adopt(*peer, passed)?);
     }
     let higher: Vec<usize> = locals.iter().map(|local| local.0).filter(|r| *r > own).collect();
-    offer.accept_all(&entrance, &higher, &mut segments)?;
+    offer.accept_all(&listener, &higher, &mut segments)?;
     Ok(segments.into_iter().collect())
 }
 
@@ -103,7 +103,7 @@ impl Offer<'_> {
     }
 
     fn caller(&self) -> Caller {
-        Caller { rank: self.own as u32, lane: 0 }
+        Caller { rank: self.own as u32, channel: 0 }
     }
 
     /// Swaps with one lower rank. It is called again and again until the deadline: it may not
@@ -113,7 +113,7 @@ impl Offer<'_> {
         let interrupts = [self.interrupt];
         let bounds = Bounds { until: self.deadline, interrupts: &interrupts };
         let attempt = || {
-            let mut line = Line::call(name, bounds)?;
+            let mut line = UnixLink::call(name, bounds)?;
             handshake::connect(&mut line, self.key, self.caller(), peer as u32)?;
             line.pass(self.memory()?)?;
             line.take_passed()
@@ -140,7 +140,7 @@ impl Offer<'_> {
     /// its own: a stranger that connects and says nothing must not hold up a rank.
     fn accept_all(
         &self,
-        entrance: &Entrance,
+        listener: &FdListener,
         expected: &[usize],
         segments: &mut BTreeMap<usize, Segment>,
     ) -> Result<(), NotShared> {
@@ -162,7 +162,7 @@ impl Offer<'_> {
                 let thread = std::thread::Builder::new().name("gflow-greet".into());
                 let _ = thread.spawn_scoped(scope, greet);
             };
-            let result = self.collect(entrance, expected, &begin_greeting, &arrived, segments);
+            let result = self.collect(listener, expected, &begin_greeting, &arrived, segments);
             over.raise();
             result
         })
@@ -173,7 +173,7 @@ impl Offer<'_> {
         stream.set_nonblocking(true)?;
         let interrupts = [self.interrupt, over];
         let until = self.deadline.min(Instant::now() + HANDSHAKE_LIMIT);
-        let mut line = Line::answer(stream.into(), Bounds { until, interrupts: &interrupts });
+        let mut line = UnixLink::answer(stream.into(), Bounds { until, interrupts: &interrupts });
         let peer = handshake::accept(&mut line, self.key, self.own as u32)?.rank as usize;
         let descriptor = line.take_passed()?;
         line.pass(self.memory()?)?;
@@ -183,7 +183,7 @@ impl Offer<'_> {
     /// Accepts, and maps what arrived, until the segment of every expected rank is there.
     fn collect(
         &self,
-        entrance: &Entrance,
+        listener: &FdListener,
         expected: &[usize],
         begin_greeting: &dyn Fn(UnixStream),
         arrived: &Receiver<std::io::Result<Passed>>,
@@ -214,12 +214,12 @@ impl Offer<'_> {
                 let reason = format!("{} passed no memory: {error}{last}", named(&missing));
                 return Err(NotShared { ranks: missing, reason });
             }
-            match entrance.socket.accept() {
+            match listener.socket.accept() {
                 Ok((stream, _)) => begin_greeting(stream),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     // Short, because a finished handshake arrives on the channel, not on the
                     // socket.
-                    bounds.wait(&entrance.socket, PollFlags::IN, Duration::from_millis(1));
+                    bounds.wait(&listener.socket, PollFlags::IN, Duration::from_millis(1));
                 }
                 Err(error) => {
                     // Out of descriptors, say: it may pass, and must not be asked in a spin.
@@ -254,7 +254,7 @@ fn named(ranks: &[usize]) -> String {
 mod tests {
     use super::*;
 
-    const CALLER: Caller = Caller { rank: 1, lane: 0 };
+    const CALLER: Caller = Caller { rank: 1, channel: 0 };
     use std::io::{Read, Write};
     use std::os::fd::AsFd;
 
@@ -265,11 +265,11 @@ mod tests {
     }
 
     /// Entrances for these ranks, and the list of them that every rank gets.
-    fn entrances(ranks: &[usize]) -> (Vec<Entrance>, Vec<(usize, String)>) {
-        let entrances: Vec<_> = ranks.iter().map(|_| Entrance::open().unwrap()).collect();
-        let names = entrances.iter().map(|entrance| entrance.name().to_string());
+    fn listeners(ranks: &[usize]) -> (Vec<FdListener>, Vec<(usize, String)>) {
+        let listeners: Vec<_> = ranks.iter().map(|_| FdListener::open().unwrap()).collect();
+        let names = listeners.iter().map(|listener| listener.name().to_string());
         let locals = ranks.iter().copied().zip(names).collect();
-        (entrances, locals)
+        (listeners, locals)
     }
 
     /// A segment whose first byte is its rank.
@@ -281,13 +281,13 @@ mod tests {
     }
 
     fn exchange_as(
-        entrance: Entrance,
+        listener: FdListener,
         own: usize,
         locals: &[(usize, String)],
         deadline: Instant,
     ) -> Result<Vec<(usize, Segment)>, NotShared> {
         let never = Interrupt::new().unwrap();
-        exchange(entrance, own, locals, &KEY, &segment_of(own), deadline, &never)
+        exchange(listener, own, locals, &KEY, &segment_of(own), deadline, &never)
     }
 
     fn assert_segments_of(ranks: &[usize], segments: &[(usize, Segment)]) {
@@ -304,12 +304,12 @@ mod tests {
         for size in 1..=5 {
             // Not all ranks of the job are on this host.
             let ranks: Vec<usize> = (0..size).map(|local| 3 * local + 1).collect();
-            let (entrances, locals) = entrances(&ranks);
+            let (listeners, locals) = listeners(&ranks);
             std::thread::scope(|scope| {
-                for (entrance, own) in entrances.into_iter().zip(&ranks) {
+                for (listener, own) in listeners.into_iter().zip(&ranks) {
                     let (locals, ranks) = (&locals, &ranks);
                     scope.spawn(move || {
-                        let segments = exchange_as(entrance, *own, locals, soon()).unwrap();
+                        let segments = exchange_as(listener, *own, locals, soon()).unwrap();
                         let others: Vec<_> = ranks.iter().copied().filter(|r| r != own).collect();
                         assert_segments_of(&others, &segments);
                     });
@@ -320,15 +320,15 @@ mod tests {
 
     #[test]
     fn an_exchange_leaves_no_socket_behind() {
-        let (mut entrances, locals) = entrances(&[0]);
-        exchange_as(entrances.remove(0), 0, &locals, soon()).unwrap();
+        let (mut listeners, locals) = listeners(&[0]);
+        exchange_as(listeners.remove(0), 0, &locals, soon()).unwrap();
         let address = SocketAddr::from_abstract_name(&locals[0].1).unwrap();
         UnixStream::connect_addr(&address).unwrap_err();
     }
 
     #[test]
     fn strangers_do_not_hold_up_the_ranks() {
-        let (mut entrances, locals) = entrances(&[0, 1]);
+        let (mut listeners, locals) = listeners(&[0, 1]);
         let address = SocketAddr::from_abstract_name(&locals[0].1).unwrap();
         let mut silent = UnixStream::connect_addr(&address).unwrap();
         let mut rude = UnixStream::connect_addr(&address).unwrap();
@@ -339,8 +339,8 @@ mod tests {
                 let mut stream = UnixStream::connect_addr(&address).unwrap();
                 handshake::connect(&mut stream, &[8; 32], CALLER, 0).unwrap_err()
             });
-            let second = entrances.pop().unwrap();
-            let first = entrances.pop().unwrap();
+            let second = listeners.pop().unwrap();
+            let first = listeners.pop().unwrap();
             let zeroth = scope.spawn(|| exchange_as(first, 0, &locals, soon()).unwrap());
             wrong_key.join().unwrap();
             assert_segments_of(&[0], &exchange_as(second, 1, &locals, soon()).unwrap());
@@ -352,9 +352,9 @@ mod tests {
 
     #[test]
     fn a_rank_with_another_key_is_refused_by_name() {
-        let (mut entrances, locals) = entrances(&[0, 1]);
-        let second = entrances.pop().unwrap();
-        let first = entrances.pop().unwrap();
+        let (mut listeners, locals) = listeners(&[0, 1]);
+        let second = listeners.pop().unwrap();
+        let first = listeners.pop().unwrap();
         let never = Interrupt::new().unwrap();
         let deadline = Instant::now() + Duration::from_secs(1);
         std::thread::scope(|scope| {
@@ -371,12 +371,12 @@ mod tests {
 
     #[test]
     fn a_rank_that_passes_something_else_is_refused_by_name() {
-        let (mut entrances, locals) = entrances(&[0, 1]);
+        let (mut listeners, locals) = listeners(&[0, 1]);
         std::thread::scope(|scope| {
-            let first = entrances.remove(0);
+            let first = listeners.remove(0);
             let zeroth = scope.spawn(|| exchange_as(first, 0, &locals, soon()).unwrap_err());
             let bounds = Bounds { until: soon(), interrupts: &[] };
-            let mut line = Line::call(&locals[0].1, bounds).unwrap();
+            let mut line = UnixLink::call(&locals[0].1, bounds).unwrap();
             handshake::connect(&mut line, &KEY, CALLER, 0).unwrap();
             let (pipe, _other_end) = std::io::pipe().unwrap();
             line.pass(pipe.as_fd()).unwrap();
@@ -388,8 +388,8 @@ mod tests {
 
     #[test]
     fn a_rank_that_listens_late_is_waited_for() {
-        let (_, mut locals) = entrances(&[0]);
-        let second = Entrance::open().unwrap();
+        let (_, mut locals) = listeners(&[0]);
+        let second = FdListener::open().unwrap();
         locals.push((1, second.name().to_string()));
         std::thread::scope(|scope| {
             let late = scope.spawn(|| exchange_as(second, 1, &locals, soon()).unwrap());
@@ -397,7 +397,7 @@ mod tests {
             let address = SocketAddr::from_abstract_name(&locals[0].1).unwrap();
             let socket = UnixListener::bind_addr(&address).unwrap();
             socket.set_nonblocking(true).unwrap();
-            let first = Entrance { socket, name: locals[0].1.clone() };
+            let first = FdListener { socket, name: locals[0].1.clone() };
             assert_segments_of(&[1], &exchange_as(first, 0, &locals, soon()).unwrap());
             assert_segments_of(&[0], &late.join().unwrap());
         });
@@ -405,10 +405,10 @@ mod tests {
 
     #[test]
     fn a_rank_that_never_comes_is_named() {
-        let (mut entrances, locals) = entrances(&[0, 1, 4]);
+        let (mut listeners, locals) = listeners(&[0, 1, 4]);
         let short = || Instant::now() + Duration::from_millis(60);
-        let last = entrances.pop().unwrap();
-        let first = entrances.swap_remove(0);
+        let last = listeners.pop().unwrap();
+        let first = listeners.swap_remove(0);
         let error = exchange_as(first, 0, &locals, short()).unwrap_err();
         assert_eq!(error.ranks, [1, 4]);
         assert_eq!(error.to_string(), "ranks 1, 4 passed no memory: the deadline came first");
@@ -416,7 +416,7 @@ mod tests {
         let error = exchange_as(last, 4, &locals, short()).unwrap_err();
         assert_eq!(error.ranks, [0]);
         assert!(error.reason.contains("nobody listens at its socket"), "{error}");
-        let error = exchange_as(Entrance::open().unwrap(), 4, &locals[1..], short()).unwrap_err();
+        let error = exchange_as(FdListener::open().unwrap(), 4, &locals[1..], short()).unwrap_err();
         assert_eq!(error.to_string(), "rank 1 cannot be reached: the deadline came first");
     }
 
@@ -424,13 +424,13 @@ mod tests {
     fn an_interrupt_ends_an_exchange_at_once() {
         let begun = Instant::now();
         for own in [0, 1] {
-            let (mut entrances, locals) = entrances(&[0, 1]);
-            let entrance = entrances.remove(own);
+            let (mut listeners, locals) = listeners(&[0, 1]);
+            let listener = listeners.remove(own);
             let interrupt = Interrupt::new().unwrap();
             let segment = segment_of(own);
             std::thread::scope(|scope| {
                 let waiting = scope.spawn(|| {
-                    exchange(entrance, own, &locals, &KEY, &segment, soon(), &interrupt)
+                    exchange(listener, own, &locals, &KEY, &segment, soon(), &interrupt)
                         .unwrap_err()
                 });
                 std::thread::sleep(Duration::from_millis(20));

@@ -23,20 +23,20 @@ pub struct Bounds<'a> {
 }
 
 #[derive(Debug)]
-pub struct Line<'a> {
+pub struct UnixLink<'a> {
     stream: OwnedFd,
     bounds: Bounds<'a>,
 }
 
-impl<'a> Line<'a> {
+impl<'a> UnixLink<'a> {
     /// Calls the abstract socket `name`. A full one is an error: calling again is the caller's.
-    pub fn call(name: &str, bounds: Bounds<'a>) -> Result<Line<'a>> {
+    pub fn call(name: &str, bounds: Bounds<'a>) -> Result<UnixLink<'a>> {
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let stream =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         match rustix::net::connect(&stream, &address) {
-            Ok(()) => Ok(Line { stream, bounds }),
+            Ok(()) => Ok(UnixLink { stream, bounds }),
             Err(errno @ (Errno::CONNREFUSED | Errno::NOENT)) => Err(Error::new(
                 errno.kind(),
                 "nobody listens at its socket, as if it had another network namespace",
@@ -46,8 +46,8 @@ impl<'a> Line<'a> {
     }
 
     /// The line of somebody who called. `stream` does not block.
-    pub fn answer(stream: OwnedFd, bounds: Bounds<'a>) -> Line<'a> {
-        Line { stream, bounds }
+    pub fn answer(stream: OwnedFd, bounds: Bounds<'a>) -> UnixLink<'a> {
+        UnixLink { stream, bounds }
     }
 
     /// Gives the other end a descriptor for the same thing.
@@ -112,7 +112,7 @@ impl<'a> Line<'a> {
     }
 }
 
-impl Read for Line<'_> {
+impl Read for UnixLink<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> Result<usize> {
         self.retry(PollFlags::IN, |stream| {
             rustix::net::recv(stream, &mut *bytes, RecvFlags::empty()).map(|(read, _)| read)
@@ -120,7 +120,7 @@ impl Read for Line<'_> {
     }
 }
 
-impl Write for Line<'_> {
+impl Write for UnixLink<'_> {
     fn write(&mut self, bytes: &[u8]) -> Result<usize> {
         self.retry(PollFlags::OUT, |stream| rustix::net::send(stream, bytes, SendFlags::NOSIGNAL))
     }
@@ -180,10 +180,10 @@ mod tests {
         Bounds { until: Instant::now() + Duration::from_secs(20), interrupts: &[] }
     }
 
-    fn lines<'a>(bounds: Bounds<'a>) -> (UnixStream, Line<'a>) {
+    fn lines<'a>(bounds: Bounds<'a>) -> (UnixStream, UnixLink<'a>) {
         let (other, own) = UnixStream::pair().unwrap();
         own.set_nonblocking(true).unwrap();
-        (other, Line::answer(own.into(), bounds))
+        (other, UnixLink::answer(own.into(), bounds))
     }
 
     fn send(stream: &UnixStream, descriptors: &[BorrowedFd<'_>]) {
@@ -200,7 +200,7 @@ mod tests {
     fn a_descriptor_comes_through_and_stays_in_this_program() {
         let (other, mut own) = lines(soon());
         let (mut left, right) = UnixStream::pair().unwrap();
-        let mut theirs = Line::answer(other.into(), soon());
+        let mut theirs = UnixLink::answer(other.into(), soon());
         theirs.pass(right.as_fd()).unwrap();
         let passed = own.take_passed().unwrap();
         let flags = rustix::io::fcntl_getfd(&passed).unwrap();
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn a_socket_that_nobody_has_is_said_to_be_out_of_reach() {
-        let error = Line::call("gflow-nobody-has-this", soon()).unwrap_err();
+        let error = UnixLink::call("gflow-nobody-has-this", soon()).unwrap_err();
         assert!(error.to_string().contains("network namespace"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! The reception: where connections come in, and who may come in.
+//! The connector: where connections come in, and who may come in.
 //!
 //! Whoever connects proves the group's key first; anybody else is dropped without harm. Ranks come
 //! in any order and for several purposes, also while this rank is busy reaching others, so a
@@ -45,7 +45,7 @@ impl Listener {
 type Greeted = std::io::Result<(Caller, TcpStream)>;
 
 /// One rank while it makes its connections.
-pub struct Reception {
+pub struct Connector {
     rank: usize,
     /// Of all ranks, in order.
     addresses: Vec<SocketAddr>,
@@ -61,7 +61,7 @@ pub struct Reception {
 }
 
 /// The thread that lets callers in.
-struct Doorman {
+struct Acceptor {
     listener: Listener,
     rank: usize,
     key: Key,
@@ -69,7 +69,7 @@ struct Doorman {
     closing: Arc<Interrupt>,
 }
 
-impl Reception {
+impl Connector {
     pub fn open(
         listener: Listener,
         rank: usize,
@@ -77,14 +77,14 @@ impl Reception {
         key: Key,
         deadline: Instant,
         interrupt: Arc<Interrupt>,
-    ) -> std::io::Result<Reception> {
+    ) -> std::io::Result<Connector> {
         let last = "nobody connected".to_string();
         let waiting = HashMap::new();
         let (sender, greeted) = channel();
         let closing = Arc::new(Interrupt::new()?);
-        let doorman = Doorman { listener, rank, key, greeted: sender, closing: closing.clone() };
+        let doorman = Acceptor { listener, rank, key, greeted: sender, closing: closing.clone() };
         std::thread::Builder::new().name("gflow-door".into()).spawn(move || doorman.serve())?;
-        Ok(Reception { rank, addresses, key, deadline, interrupt, greeted, waiting, last, closing })
+        Ok(Connector { rank, addresses, key, deadline, interrupt, greeted, waiting, last, closing })
     }
 
     pub fn rank(&self) -> usize {
@@ -100,9 +100,9 @@ impl Reception {
     }
 
     /// Connects to `peer`, again and again until the deadline: it may not listen yet.
-    pub fn reach(&self, peer: usize, lane: u32) -> Result<TcpStream, ConnectError> {
+    pub fn reach(&self, peer: usize, channel: u32) -> Result<TcpStream, ConnectError> {
         let address = self.addresses[peer];
-        let own = Caller { rank: self.rank as u32, lane };
+        let own = Caller { rank: self.rank as u32, channel };
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
             let limit = left.clamp(Duration::from_millis(1), HANDSHAKE_LIMIT);
@@ -129,9 +129,13 @@ impl Reception {
         }
     }
 
-    /// The connections that `wanted` ranks make to this one for `lane`, in that order.
-    pub fn receive(&mut self, wanted: &[usize], lane: u32) -> Result<Vec<TcpStream>, ConnectError> {
-        let caller = |rank: &usize| Caller { rank: *rank as u32, lane };
+    /// The connections that `wanted` ranks make to this one for `channel`, in that order.
+    pub fn receive(
+        &mut self,
+        wanted: &[usize],
+        channel: u32,
+    ) -> Result<Vec<TcpStream>, ConnectError> {
+        let caller = |rank: &usize| Caller { rank: *rank as u32, channel };
         loop {
             let missing: Vec<_> = wanted
                 .iter()
@@ -156,13 +160,13 @@ impl Reception {
     }
 }
 
-impl Drop for Reception {
+impl Drop for Connector {
     fn drop(&mut self) {
         self.closing.raise();
     }
 }
 
-impl Doorman {
+impl Acceptor {
     fn serve(self) {
         while !self.closing.is_raised() {
             match self.listener.socket.accept() {
@@ -214,21 +218,21 @@ pub mod tests {
         Instant::now() + Duration::from_secs(20)
     }
 
-    /// The receptions of `size` ranks on loopback.
-    pub fn receptions(size: usize) -> Vec<Reception> {
+    /// The connectors of `size` ranks on loopback.
+    pub fn connectors(size: usize) -> Vec<Connector> {
         let listeners: Vec<_> =
             (0..size).map(|_| Listener::bind(Ipv4Addr::LOCALHOST.into()).unwrap()).collect();
         let addresses: Vec<_> = listeners.iter().map(Listener::address).collect();
         let open = |(rank, listener)| {
             let interrupt = Arc::new(Interrupt::new().unwrap());
-            Reception::open(listener, rank, addresses.clone(), KEY, soon(), interrupt).unwrap()
+            Connector::open(listener, rank, addresses.clone(), KEY, soon(), interrupt).unwrap()
         };
         listeners.into_iter().enumerate().map(open).collect()
     }
 
     #[test]
     fn strangers_do_not_hold_up_the_ranks() {
-        let mut ranks = receptions(2);
+        let mut ranks = connectors(2);
         let second = ranks.pop().unwrap();
         let mut first = ranks.pop().unwrap();
         let address = first.addresses[0];
@@ -241,21 +245,21 @@ pub mod tests {
     }
 
     #[test]
-    fn who_comes_early_for_another_lane_is_kept() {
-        let mut ranks = receptions(2);
+    fn who_comes_early_for_another_channel_is_kept() {
+        let mut ranks = connectors(2);
         let second = ranks.pop().unwrap();
         let mut first = ranks.pop().unwrap();
         let other =
-            std::thread::spawn(move || [2, 1, 0].map(|lane| second.reach(0, lane).unwrap()));
-        for lane in 0..3 {
-            assert_eq!(first.receive(&[1], lane).unwrap().len(), 1);
+            std::thread::spawn(move || [2, 1, 0].map(|channel| second.reach(0, channel).unwrap()));
+        for channel in 0..3 {
+            assert_eq!(first.receive(&[1], channel).unwrap().len(), 1);
         }
         other.join().unwrap();
     }
 
     #[test]
     fn a_rank_that_never_comes_is_named() {
-        let mut first = receptions(3).remove(0);
+        let mut first = connectors(3).remove(0);
         first.deadline = Instant::now() + Duration::from_millis(60);
         assert_eq!(first.receive(&[1, 2], 0).unwrap_err().missing, [1, 2]);
     }

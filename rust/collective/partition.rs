@@ -8,7 +8,7 @@ use std::ops::Range;
 pub const ALIGNMENT: usize = 64;
 
 /// The `index`-th of the ranges of [`cut`].
-pub fn chunk(length: usize, count: usize, index: usize) -> Range<usize> {
+pub fn partition(length: usize, count: usize, index: usize) -> Range<usize> {
     let units = length.div_ceil(ALIGNMENT);
     let (each, longer) = (units / count, units % count);
     let start = |index: usize| {
@@ -20,13 +20,13 @@ pub fn chunk(length: usize, count: usize, index: usize) -> Range<usize> {
 
 /// `count` adjacent ranges that cover `0..length`. Their sizes differ by `ALIGNMENT` at most, but
 /// for the end of the data, which may make the last ones short or empty.
-pub fn cut(length: usize, count: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..count).map(move |index| chunk(length, count, index))
+pub fn partitions(length: usize, count: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..count).map(move |index| partition(length, count, index))
 }
 
 /// The same cut, as slices of `bytes`.
-pub fn cut_slice(mut bytes: &mut [u8], count: usize) -> impl Iterator<Item = &mut [u8]> {
-    cut(bytes.len(), count).map(move |range| {
+pub fn partition_slice(mut bytes: &mut [u8], count: usize) -> impl Iterator<Item = &mut [u8]> {
+    partitions(bytes.len(), count).map(move |range| {
         let (chunk, rest) = std::mem::take(&mut bytes).split_at_mut(range.len());
         bytes = rest;
         chunk
@@ -43,7 +43,7 @@ mod tests {
         fn chunks_cover_everything_once_aligned_and_evenly(
             length in 0usize..100_000, count in 1usize..20
         ) {
-            let chunks: Vec<_> = cut(length, count).collect();
+            let chunks: Vec<_> = partitions(length, count).collect();
             prop_assert_eq!(chunks.len(), count);
             let mut at = 0;
             for chunk in &chunks {
@@ -60,7 +60,7 @@ mod tests {
                 prop_assert!(chunk.len() + ALIGNMENT >= longest);
             }
             let mut bytes = vec![0; length];
-            let slices: Vec<_> = cut_slice(&mut bytes, count).map(|slice| slice.len()).collect();
+            let slices: Vec<_> = partition_slice(&mut bytes, count).map(|slice| slice.len()).collect();
             let ranges: Vec<_> = chunks.iter().map(ExactSizeIterator::len).collect();
             prop_assert_eq!(slices, ranges);
         }

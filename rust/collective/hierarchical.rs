@@ -4,9 +4,9 @@
 //! With one host only the first part is left, with one rank a host only the second. Every
 //! function here is called by all ranks of the group, after they have agreed.
 
-use super::chunks::chunk;
 use super::fabric::Fabric;
-use super::local::Part;
+use super::local::OwnedSpan;
+use super::partition::partition;
 use super::ring::Combine;
 use super::span::Span;
 use super::topology::Topology;
@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 /// Replaces `tensor` by the reduction over all ranks. `in_arenas` are the tensors of the ranks of
-/// this host by place, if all of them live in shared memory.
+/// this host by local_rank, if all of them live in shared memory.
 pub fn all_reduce(
     fabric: &mut Fabric,
     tensor: Span,
@@ -94,7 +94,7 @@ pub fn own_shard(topology: &Topology, tensor: Span) -> Option<Span> {
 
 /// The same, as a range of a tensor of so many bytes.
 pub fn shard_range(topology: &Topology, bytes: usize) -> Option<Range<usize>> {
-    let range = || chunk(bytes, topology.carriers(), topology.place());
+    let range = || partition(bytes, topology.carriers(), topology.local_rank());
     topology.is_carrier().then(range)
 }
 
@@ -105,12 +105,12 @@ pub fn broadcast(
     root: usize,
     deadline: Instant,
 ) -> Result<(), Failure> {
-    let (root_host, root_place) = fabric.topology().find(root);
+    let (root_host, root_local_rank) = fabric.topology().find(root);
     let at_root = fabric.topology().host() == root_host;
     let carriers = fabric.topology().carriers();
 
     if let Some(mut local) = fabric.local(deadline).filter(|_| at_root) {
-        local.publish(&[Part { owner: root_place, span: tensor }])?;
+        local.publish(&[OwnedSpan { owner: root_local_rank, span: tensor }])?;
     }
     let shard = own_shard(fabric.topology(), tensor);
     if let (Some(own), Some((mut ring, watch))) = (shard, fabric.ring()) {
@@ -127,11 +127,11 @@ pub fn broadcast(
 /// Only for hosts with equally many ranks.
 pub fn all_gather(fabric: &mut Fabric, outputs: &[Span], deadline: Instant) -> Result<(), Failure> {
     let topology = fabric.topology().clone();
-    let place = topology.place();
+    let local_rank = topology.local_rank();
     if let Some((mut ring, watch)) = fabric.ring() {
         let mut blocks: Vec<&mut [u8]> = (0..topology.hosts())
             // SAFETY: outputs do not overlap, and no other rank touches them.
-            .map(|host| unsafe { outputs[topology.ranks_of(host)[place]].as_slice() })
+            .map(|host| unsafe { outputs[topology.ranks_of(host)[local_rank]].as_slice() })
             .collect();
         ring.all_gather(&mut blocks, watch, deadline)?;
     }
@@ -139,7 +139,7 @@ pub fn all_gather(fabric: &mut Fabric, outputs: &[Span], deadline: Instant) -> R
         for host in 0..topology.hosts() {
             let ranks = topology.ranks_of(host).iter().enumerate();
             let parts: Vec<_> =
-                ranks.map(|(owner, rank)| Part { owner, span: outputs[*rank] }).collect();
+                ranks.map(|(owner, rank)| OwnedSpan { owner, span: outputs[*rank] }).collect();
             local.publish(&parts)?;
         }
     }
@@ -166,7 +166,8 @@ impl Combine for Reducer {
 }
 
 /// The shards of a tensor that the carriers of a host have.
-fn carried_parts(tensor: Span, carriers: usize) -> Vec<Part> {
-    let part = |owner| Part { owner, span: tensor.part(chunk(tensor.bytes, carriers, owner)) };
+fn carried_parts(tensor: Span, carriers: usize) -> Vec<OwnedSpan> {
+    let part =
+        |owner| OwnedSpan { owner, span: tensor.part(partition(tensor.bytes, carriers, owner)) };
     (0..carriers).map(part).collect()
 }

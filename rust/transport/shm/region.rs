@@ -1,13 +1,13 @@
-//! The hall: the ranks of one host, each with a segment that all of them have mapped.
+//! The region: the ranks of one host, each with a segment that all of them have mapped.
 //!
-//! Every segment has a board (two counters and a bell), two slots for messages, some slots for
+//! Every segment has a control (two counters and a event_count), two slots for messages, some slots for
 //! blocks of tensors on their way, and a heap for the tensors that live there. A rank writes into
 //! another's segment only where a collective says so, between counters that say when. No wait here
 //! is longer than its deadline, and none misses a peer's death by more than [`SLICE`].
 
 use super::arena::Arena;
-use super::bell::{Bell, Patience};
 use super::counter::Counter;
+use super::event_count::{EventCount, SpinPolicy};
 use super::segment::Segment;
 use crate::transport::{Failure, Watch};
 use std::sync::Arc;
@@ -38,54 +38,54 @@ struct Alone<T>(T);
 
 /// What a rank shows the others. It lies at the start of its segment.
 #[repr(C)]
-struct Board {
+struct ControlBlock {
     posted: Alone<Counter>,
     progress: Alone<Counter>,
-    bell: Alone<Bell>,
+    event_count: Alone<EventCount>,
     /// Over zero once the rank has given up: what it posted is void.
     gone: Alone<Counter>,
 }
 
-pub struct Hall {
-    /// This rank's place among the ranks of the host.
+pub struct SharedRegion {
+    /// This rank's local_rank among the ranks of the host.
     own: usize,
     /// The ranks of the group that are here, ascending.
     ranks: Vec<usize>,
-    /// One per place.
+    /// One per local_rank.
     segments: Vec<Arc<Segment>>,
     arena: Arc<Arena>,
-    patience: Patience,
+    spin_policy: SpinPolicy,
     /// Messages posted so far, and steps taken; the same on every rank between collectives.
     swaps: u64,
     steps: u64,
 }
 
-impl Hall {
+impl SharedRegion {
     /// `peers` are the segments of the other ranks of this host. Fails if one is too small.
     pub fn new(
         rank: usize,
         arena: Arc<Arena>,
         peers: Vec<(usize, Segment)>,
-    ) -> Result<Hall, String> {
+    ) -> Result<SharedRegion, String> {
         if let Some((rank, peer)) = peers.iter().find(|(_, peer)| peer.bytes() < HEAP_AT) {
             return Err(format!("the memory of rank {rank} has only {} bytes", peer.bytes()));
         }
-        let mut places: Vec<_> =
+        let mut local_ranks: Vec<_> =
             peers.into_iter().map(|(rank, peer)| (rank, Arc::new(peer))).collect();
-        places.push((rank, arena.segment().clone()));
-        places.sort_by_key(|(rank, _)| *rank);
-        let (ranks, segments): (Vec<_>, Vec<_>) = places.into_iter().unzip();
+        local_ranks.push((rank, arena.segment().clone()));
+        local_ranks.sort_by_key(|(rank, _)| *rank);
+        let (ranks, segments): (Vec<_>, Vec<_>) = local_ranks.into_iter().unzip();
         let own = ranks.iter().position(|other| *other == rank).expect("it was put there");
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let patience = Patience::for_ranks(ranks.len(), cores);
-        Ok(Hall { own, ranks, segments, arena, patience, swaps: 0, steps: 0 })
+        let spin_policy = SpinPolicy::for_ranks(ranks.len(), cores);
+        Ok(SharedRegion { own, ranks, segments, arena, spin_policy, swaps: 0, steps: 0 })
     }
 
-    pub fn own(&self) -> usize {
+    pub fn local_rank(&self) -> usize {
         self.own
     }
 
-    /// The ranks of this host, by place.
+    /// The ranks of this host, by local_rank.
     pub fn ranks(&self) -> &[usize] {
         &self.ranks
     }
@@ -106,8 +106,8 @@ impl Hall {
             slot.add(size_of::<u64>()).copy_from_nonoverlapping(message.as_ptr(), message.len());
         }
         self.swaps += 1;
-        self.board(self.own).posted.0.advance_to(self.swaps);
-        self.ring_the_others();
+        self.control(self.own).posted.0.advance_to(self.swaps);
+        self.notify_others();
     }
 
     /// Waits for the others' messages and puts each where its rank is in `inbox`.
@@ -117,12 +117,16 @@ impl Hall {
         watch: &mut dyn Watch,
         deadline: Instant,
     ) -> Result<(), Failure> {
-        self.wait(watch, deadline, |place| self.board(place).posted.0.has_reached(self.swaps))?;
-        if (0..self.ranks.len()).any(|place| self.board(place).gone.0.has_reached(1)) {
+        self.wait(watch, deadline, |local_rank| {
+            self.control(local_rank).posted.0.has_reached(self.swaps)
+        })?;
+        if (0..self.ranks.len()).any(|local_rank| self.control(local_rank).gone.0.has_reached(1)) {
             watch.check()?;
         }
-        for (place, rank) in self.ranks.iter().enumerate().filter(|(place, _)| *place != self.own) {
-            let slot = self.message_slot(place, self.swaps - 1);
+        for (local_rank, rank) in
+            self.ranks.iter().enumerate().filter(|(local_rank, _)| *local_rank != self.own)
+        {
+            let slot = self.message_slot(local_rank, self.swaps - 1);
             let message = &mut inbox[*rank];
             message.clear();
             // SAFETY: the owner wrote it before the counter said so, and writes this slot again
@@ -139,7 +143,7 @@ impl Hall {
 
     /// Says that this rank takes part in nothing any more, not even in what it has posted.
     pub fn give_up(&self) {
-        self.board(self.own).gone.0.advance_to(1);
+        self.control(self.own).gone.0.advance_to(1);
     }
 
     /// How many steps the ranks have taken together. A collective counts from here.
@@ -150,8 +154,8 @@ impl Hall {
     /// Says that this rank has taken one step more.
     pub fn step(&mut self) {
         self.steps += 1;
-        self.board(self.own).progress.0.advance_to(self.steps);
-        self.ring_the_others();
+        self.control(self.own).progress.0.advance_to(self.steps);
+        self.notify_others();
     }
 
     /// Waits until every rank has taken `steps` steps.
@@ -161,19 +165,21 @@ impl Hall {
         watch: &mut dyn Watch,
         deadline: Instant,
     ) -> Result<(), Failure> {
-        self.wait(watch, deadline, |place| self.board(place).progress.0.has_reached(steps))
+        self.wait(watch, deadline, |local_rank| {
+            self.control(local_rank).progress.0.has_reached(steps)
+        })
     }
 
-    /// The memory of a block on its way: BLOCK_BYTES of the segment of `place`.
-    pub fn block(&self, place: usize, number: usize) -> *mut u8 {
+    /// The memory of a block on its way: BLOCK_BYTES of the segment of `local_rank`.
+    pub fn block(&self, local_rank: usize, number: usize) -> *mut u8 {
         let offset = BLOCKS_AT + (number % BLOCK_SLOTS) * BLOCK_BYTES;
         // SAFETY: within the segment, whose size was checked when it was made or adopted.
-        unsafe { self.segments[place].base().add(offset) }
+        unsafe { self.segments[local_rank].base().add(offset) }
     }
 
-    /// The memory of a tensor in the heap of `place`, if those bytes are there.
-    pub fn tensor(&self, place: usize, offset: u64, bytes: usize) -> Option<*mut u8> {
-        let segment = &self.segments[place];
+    /// The memory of a tensor in the heap of `local_rank`, if those bytes are there.
+    pub fn tensor(&self, local_rank: usize, offset: u64, bytes: usize) -> Option<*mut u8> {
+        let segment = &self.segments[local_rank];
         let start = usize::try_from(offset).ok().filter(|start| *start >= HEAP_AT)?;
         let end = start.checked_add(bytes)?;
         // SAFETY: just checked to be within the segment.
@@ -186,15 +192,16 @@ impl Hall {
         deadline: Instant,
         has_come: impl Fn(usize) -> bool,
     ) -> Result<(), Failure> {
-        let places = 0..self.ranks.len();
-        let all_have_come = || places.clone().all(|place| place == self.own || has_come(place));
-        let bell = &self.board(self.own).bell.0;
+        let local_ranks = 0..self.ranks.len();
+        let all_have_come =
+            || local_ranks.clone().all(|local_rank| local_rank == self.own || has_come(local_rank));
+        let event_count = &self.control(self.own).event_count.0;
         let mut next_look = Instant::now() + SLICE;
         loop {
             let now = Instant::now();
             let left = deadline.saturating_duration_since(now);
             let until_look = next_look.saturating_duration_since(now);
-            if bell.wait(self.patience, left.min(until_look), all_have_come) {
+            if event_count.wait(self.spin_policy, left.min(until_look), all_have_come) {
                 return Ok(());
             }
             // Woken by a rank that is not the last one: there is nothing else to see yet.
@@ -204,16 +211,20 @@ impl Hall {
             }
             next_look = now + SLICE;
             let mut failure = watch.check().err();
-            let missing = |place: &usize| *place != self.own && !has_come(*place);
+            let missing = |local_rank: &usize| *local_rank != self.own && !has_come(*local_rank);
             if failure.is_none() {
-                let gone = places.clone().filter(missing).find_map(|place| {
-                    let rank = self.ranks[place];
+                let gone = local_ranks.clone().filter(missing).find_map(|local_rank| {
+                    let rank = self.ranks[local_rank];
                     watch.left(rank).map(|reason| Failure::Lost { rank, reason })
                 });
                 failure = gone;
             }
             if failure.is_none() && now >= deadline {
-                let late = places.clone().filter(missing).map(|place| self.ranks[place]).collect();
+                let late = local_ranks
+                    .clone()
+                    .filter(missing)
+                    .map(|local_rank| self.ranks[local_rank])
+                    .collect();
                 failure = Some(Failure::Late(late));
             }
             // Once more: a rank may have done its part and then left, while this one looked.
@@ -225,21 +236,21 @@ impl Hall {
         }
     }
 
-    fn ring_the_others(&self) {
-        for place in (0..self.ranks.len()).filter(|place| *place != self.own) {
-            self.board(place).bell.0.ring();
+    fn notify_others(&self) {
+        for local_rank in (0..self.ranks.len()).filter(|local_rank| *local_rank != self.own) {
+            self.control(local_rank).event_count.0.notify();
         }
     }
 
-    fn board(&self, place: usize) -> &Board {
-        // SAFETY: every segment begins with a board, which only holds atomics that are valid
+    fn control(&self, local_rank: usize) -> &ControlBlock {
+        // SAFETY: every segment begins with a control, which only holds atomics that are valid
         // whatever their value, and lives as long as the segment.
-        unsafe { &*self.segments[place].base().cast::<Board>() }
+        unsafe { &*self.segments[local_rank].base().cast::<ControlBlock>() }
     }
 
-    fn message_slot(&self, place: usize, number: u64) -> *mut u8 {
+    fn message_slot(&self, local_rank: usize, number: u64) -> *mut u8 {
         let offset = MESSAGES_AT + (number % 2) as usize * MESSAGE_STRIDE;
         // SAFETY: within the segment, whose size was checked when it was made or adopted.
-        unsafe { self.segments[place].base().add(offset) }
+        unsafe { self.segments[local_rank].base().add(offset) }
     }
 }
