@@ -2,7 +2,7 @@
 
 use super::{ffi, guard};
 use crate::collective::call;
-use crate::cuda::findings::{self, Finding};
+use crate::cuda::{self, Finding};
 use crate::error::{Error, Result};
 use crate::fork;
 
@@ -18,7 +18,7 @@ pub(super) fn look_for_gpus() -> Result<Vec<ffi::Finding>> {
             let is_there = outcome.is_ok();
             ffi::Finding { what, found: outcome.unwrap_or_else(|why| why), is_there }
         };
-        Ok(findings::look().into_iter().map(finding).collect())
+        Ok(cuda::probe().into_iter().map(finding).collect())
     })
 }
 

@@ -3,11 +3,12 @@
 //!
 //! One thread at a time is inside NCCL with it. It may be ended at any time; after that nothing is begun
 //! with it any more, and who waits for something that was begun returns. All that ends one may take long,
-//! for NCCL may wait for other ranks then, and is done aside: [`end_aside`].
+//! for NCCL may wait for other ranks then, and is done aside: [`close_in_background`].
 
 use super::context::Context;
 use super::fault::{Fault, Result};
-use super::nccl::{Handle, Nccl, On, UniqueId};
+pub use super::nccl::CommunicatorRank;
+use super::nccl::{Handle, Nccl, On};
 use super::stream::Stream;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,17 +16,17 @@ use std::time::{Duration, Instant};
 
 /// How long an end lets a call return that is under way. None should take long; one that does hangs, and
 /// then an abort is what ends it.
-pub const CALL_LIMIT: Duration = Duration::from_millis(500);
+pub const CALL_TIMEOUT: Duration = Duration::from_millis(500);
 /// How often those who wait for NCCL look before they sleep, and how long they sleep then: what it does for
 /// a call is mostly a matter of microseconds, but at the first one it makes connections.
 const EAGER_LOOKS: usize = 100;
 const PAUSE: Duration = Duration::from_micros(100);
 
 /// How long NCCL may take to finish what it is at, when all is over on the device.
-pub const LEAVE_LIMIT: Duration = Duration::from_secs(2);
+pub const FINALIZE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What those who wait for NCCL look at meanwhile; an error ends the wait.
-pub type Look<'a> = &'a mut dyn FnMut() -> Result<()>;
+pub type OnPoll<'a> = &'a mut dyn FnMut() -> Result<()>;
 
 pub struct Communicator {
     nccl: &'static Nccl,
@@ -51,15 +52,13 @@ unsafe impl Sync for Communicator {}
 
 impl Communicator {
     /// Begins to meet the other ranks, on the device of the context. It can be used once it is ready.
-    pub fn begin(
+    pub fn init(
         nccl: &'static Nccl,
         context: &Arc<Context>,
-        ranks: usize,
-        id: UniqueId,
-        rank: usize,
+        own: CommunicatorRank,
     ) -> Result<Communicator> {
         let _entered = context.enter()?;
-        let handle = nccl.init_rank(ranks, id, rank)?;
+        let handle = nccl.init_rank(own)?;
         let (state, changed) = Default::default();
         Ok(Communicator { nccl, context: context.clone(), handle, state, changed })
     }
@@ -72,19 +71,19 @@ impl Communicator {
 
     /// Puts something of NCCL's on a stream of its device, and returns when it is there. If that takes
     /// longer than usual, because NCCL makes connections, `look` is called from time to time.
-    pub fn put(
+    pub fn enqueue(
         &self,
         stream: &Stream,
-        look: Look,
+        on_poll: OnPoll,
         work: impl FnOnce(&Nccl, On) -> Result<()>,
     ) -> Result<()> {
         self.call(|handle| work(self.nccl, On { handle, stream: stream.handle().cast() }))?;
-        self.until_ready(look)
+        self.until_ready(on_poll)
     }
 
     /// What has gone wrong since, where nobody waited for it. It does not wait for a call that is under
     /// way: who made that will be told.
-    pub fn check(&self) -> Result<()> {
+    pub fn check_async_error(&self) -> Result<()> {
         let state = self.lock();
         match state.is_busy {
             true => Ok(()),
@@ -96,8 +95,8 @@ impl Communicator {
     /// Leaves the other ranks in order, once all that was put on streams is over there: NCCL may still be
     /// sending what they wait for. What is not finished after a while is aborted. Done again, or after an
     /// abort, it does nothing.
-    pub fn leave(&self) {
-        let until = Instant::now() + LEAVE_LIMIT;
+    pub fn finalize(&self) {
+        let until = Instant::now() + FINALIZE_TIMEOUT;
         // SAFETY: it is valid until it is over, this is the only call, and the watchdog, which has this
         // done, lets nobody put anything on a stream before.
         let begun = self.call(|handle| unsafe { self.nccl.finalize(handle) });
@@ -127,7 +126,7 @@ impl Communicator {
     }
 
     /// Waits until NCCL is done with what was begun last.
-    fn until_ready(&self, look: Look) -> Result<()> {
+    fn until_ready(&self, on_poll: OnPoll) -> Result<()> {
         for looks in 0.. {
             if self.is_ready()? {
                 break;
@@ -135,7 +134,7 @@ impl Communicator {
             if looks < EAGER_LOOKS {
                 std::thread::yield_now();
             } else {
-                look()?;
+                on_poll()?;
                 std::thread::sleep(PAUSE);
             }
         }
@@ -149,7 +148,7 @@ impl Communicator {
             return;
         }
         self.changed.notify_all();
-        drop(self.changed.wait_timeout_while(state, CALL_LIMIT, |state| state.is_busy));
+        drop(self.changed.wait_timeout_while(state, CALL_TIMEOUT, |state| state.is_busy));
         let _entered = self.context.enter();
         // Where it fails, there is nothing left to do about it.
         let _ = how(self.handle);
@@ -189,7 +188,7 @@ impl Communicator {
 /// Ends some communicators, `how` they say, each on a thread of its own: two that are on one stream wait
 /// for each other, so one can be the first to be over only if all are being ended. What is returned is
 /// disconnected when all have ended, which nobody has to wait for.
-pub fn end_aside(
+pub fn close_in_background(
     communicators: impl IntoIterator<Item = Arc<Communicator>>,
     how: fn(&Communicator),
 ) -> Receiver<()> {

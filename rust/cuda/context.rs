@@ -22,7 +22,7 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    pub fn of(device: i32) -> Result<Context> {
+    pub fn primary(device: i32) -> Result<Context> {
         driver::start()?;
         let handle = checked("cuDeviceGet", device::get(device))?;
         // SAFETY: the device is one that the driver has just named. It is never released.
@@ -31,9 +31,9 @@ impl Context {
     }
 
     /// Makes it this thread's, until the result is dropped.
-    pub fn enter(&self) -> Result<Entered> {
+    pub fn enter(&self) -> Result<ContextGuard> {
         let before = checked("cuCtxGetCurrent", ctx::get_current())?;
-        let mut entered = Entered { before: None, mode: None };
+        let mut entered = ContextGuard { before: None, mode: None };
         if before != Some(self.handle) {
             // SAFETY: it was retained and is never released.
             checked("cuCtxSetCurrent", unsafe { ctx::set_current(self.handle) })?;
@@ -55,14 +55,14 @@ fn exchange_mode(mut mode: CUstreamCaptureMode) -> Result<CUstreamCaptureMode> {
 
 /// This thread is in a context. It must be dropped on the same thread.
 #[must_use]
-pub struct Entered {
+pub struct ContextGuard {
     /// What to put back, if it was another one.
     before: Option<CUcontext>,
     /// The capture mode to put back.
     mode: Option<CUstreamCaptureMode>,
 }
 
-impl Drop for Entered {
+impl Drop for ContextGuard {
     fn drop(&mut self) {
         if let Some(mode) = self.mode {
             // Where that fails there is nothing left to do about it: so below.

@@ -44,7 +44,7 @@ impl Event {
     }
 
     /// Whether all that was on the stream is over; an error if the device has failed.
-    pub fn is_over(&self) -> Result<bool> {
+    pub fn is_complete(&self) -> Result<bool> {
         let _entered = self.context.enter()?;
         // SAFETY: the event is there until it is dropped.
         match unsafe { event::query(self.handle) } {

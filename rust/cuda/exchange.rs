@@ -1,40 +1,41 @@
-//! The compressed exchange of some shards on a lane: all of its stages, put on the stream one after the
+//! The compressed exchange of some shards on a queue: all of its stages, put on the stream one after the
 //! other. How much is sent is known before, so nothing here waits for the device, and when it returns the
 //! exchange is as good as done for whoever comes after it on the stream.
 //!
 //! The arithmetic is that of `compress`, to the bit. Only one thing cannot be had back here: what NCCL
 //! rounds off a partial sum of 16 bits on the way.
 
-use super::communicator::{Communicator, Look};
+use super::communicator::{Communicator, OnPoll};
+use super::device_buffer::DeviceBuffer;
+use super::device_queue::DeviceQueue;
+use super::device_slice::DeviceSlice;
 use super::fault::{Fault, Result};
 use super::kernels::largest_norm;
-use super::lane::Lane;
-use super::nccl::{Elements, Kind};
-use super::numbers::Numbers;
-use super::report::Report;
-use super::room::Room;
+use super::nccl::element_of;
+use super::report::DeviceReport;
+use super::scratch::Scratch;
 use crate::codec::{Grid, Momentum, Wire};
 use crate::simd::element::Element;
 
 /// The part of a gradient bucket that this rank carries, on the device.
-pub struct Shard<'a> {
+pub struct DeviceShard<'a> {
     /// The address of the gradient, which is replaced by what is delivered.
     pub gradient: u64,
     pub element: Element,
     pub grid: Grid,
     /// How many of its chunks are sent.
     pub count: usize,
-    pub residual: &'a Numbers,
+    pub residual: &'a DeviceBuffer,
     /// With momentum only.
-    pub velocity: Option<&'a Numbers>,
+    pub velocity: Option<&'a DeviceBuffer>,
     /// Whether what is sent takes its velocity along.
     pub clears_velocity: bool,
 }
 
 /// How the carriers of equal place on all hosts exchange.
-pub struct Exchange<'a> {
-    pub lane: &'a Lane,
-    pub across: &'a Communicator,
+pub struct InterHostExchange<'a> {
+    pub queue: &'a DeviceQueue,
+    pub communicator: &'a Communicator,
     pub hosts: usize,
     /// What a gradient of 16 bits cannot express is kept there.
     pub is_first_host: bool,
@@ -42,9 +43,9 @@ pub struct Exchange<'a> {
     pub momentum: Option<Momentum>,
 }
 
-/// A shard, and where its parts of the room are.
-pub(super) struct Placed<'a> {
-    pub shard: &'a Shard<'a>,
+/// A shard, and where its parts of the scratch are.
+pub(super) struct ShardLayout<'a> {
+    pub shard: &'a DeviceShard<'a>,
     pub chunk: u32,
     pub chunks: u32,
     pub count: u32,
@@ -58,21 +59,21 @@ pub(super) struct Placed<'a> {
 /// Where a shard begins on the wire, in elements: enough for the widest access of a kernel.
 const ALIGNMENT: usize = 64;
 
-impl Exchange<'_> {
+impl InterHostExchange<'_> {
     /// Puts the exchange on the stream, and returns how many elements of each shard are sent. The report
     /// gets its stages: accumulate, norms, pack, wire and unpack. `look` is for when NCCL takes its time.
     pub fn run(
         &self,
-        shards: &[Shard],
-        room: &mut Room,
-        report: &mut Report,
-        look: Look,
+        shards: &[DeviceShard],
+        scratch: &mut Scratch,
+        report: &mut DeviceReport,
+        on_poll: OnPoll,
     ) -> Result<Vec<usize>> {
-        let Exchange { lane, across, wire, .. } = self;
-        let (stream, kernels) = (&lane.stream, &lane.kernels);
+        let InterHostExchange { queue, communicator, wire, .. } = self;
+        let (stream, kernels) = (&queue.stream, &queue.kernels);
         let clamp = largest_norm(self.hosts);
         let layout = Layout::new(shards)?;
-        let placed = layout.place(shards, room, lane, *wire)?;
+        let placed = layout.place(shards, scratch, queue, *wire)?;
         // Those of equal place on other hosts have as little.
         let Some(first) = placed.first().filter(|_| layout.chunks > 0) else {
             return Ok(vec![0; shards.len()]);
@@ -83,10 +84,10 @@ impl Exchange<'_> {
         }
         report.read_norms(&placed)?;
         report.end_stage()?;
-        let kind = Kind::from(Element::F32);
-        let norms = Elements { address: first.norms, count: layout.chunks, kind };
-        // SAFETY: the room is this lane's, and was made as large as the layout.
-        across.put(stream, look, |nccl, on| unsafe { nccl.all_reduce(norms, on) })?;
+        let norms =
+            DeviceSlice { address: first.norms, element: Element::F32, count: layout.chunks };
+        // SAFETY: the scratch is this queue's, and was made as large as the layout.
+        communicator.enqueue(stream, on_poll, |nccl, on| unsafe { nccl.all_reduce(norms, on) })?;
         report.end_stage()?;
         for one in &placed {
             kernels.select(stream, one)?;
@@ -94,10 +95,10 @@ impl Exchange<'_> {
         }
         report.read_choice(&placed)?;
         report.end_stage()?;
-        let kind = Kind::from(*wire);
-        let sent = Elements { address: first.wire, count: layout.elements, kind };
+        let element = element_of(*wire);
+        let sent = DeviceSlice { address: first.wire, element, count: layout.elements };
         // SAFETY: as above.
-        across.put(stream, look, |nccl, on| unsafe { nccl.all_reduce(sent, on) })?;
+        communicator.enqueue(stream, on_poll, |nccl, on| unsafe { nccl.all_reduce(sent, on) })?;
         report.end_stage()?;
         for one in &placed {
             kernels.unpack(stream, one, *wire, self.is_first_host, clamp)?;
@@ -107,7 +108,7 @@ impl Exchange<'_> {
     }
 }
 
-/// How the room is shared out.
+/// How the scratch is shared out.
 #[derive(Debug, PartialEq, Eq)]
 struct Layout {
     /// Chunks, chosen ones, and elements on the wire, of all shards together.
@@ -119,7 +120,7 @@ struct Layout {
 }
 
 impl Layout {
-    fn new(shards: &[Shard]) -> Result<Layout> {
+    fn new(shards: &[DeviceShard]) -> Result<Layout> {
         let mut layout = Layout { chunks: 0, chosen: 0, elements: 0, chunk_sizes: Vec::new() };
         for shard in shards {
             let size = shard.grid.chunk.min(shard.grid.elements).max(1);
@@ -133,21 +134,21 @@ impl Layout {
 
     fn place<'a>(
         &self,
-        shards: &'a [Shard<'a>],
-        room: &mut Room,
-        lane: &Lane,
+        shards: &'a [DeviceShard<'a>],
+        scratch: &mut Scratch,
+        queue: &DeviceQueue,
         wire: Wire,
-    ) -> Result<Vec<Placed<'a>>> {
+    ) -> Result<Vec<ShardLayout<'a>>> {
         let four = size_of::<f32>();
-        let mut norms = room.norms.fit(lane, self.chunks * four)?;
-        let mut gradient_norms = room.gradient_norms.fit(lane, self.chunks * four)?;
-        let mut slots = room.slots.fit(lane, self.chunks * four)?;
-        let mut chosen = room.chosen.fit(lane, self.chosen * four)?;
-        let mut wire_at = room.wire.fit(lane, self.elements * wire.element_bytes())?;
-        let place = |(shard, chunk): (&'a Shard<'a>, &u32)| {
+        let mut norms = scratch.norms.fit(queue, self.chunks * four)?;
+        let mut gradient_norms = scratch.gradient_norms.fit(queue, self.chunks * four)?;
+        let mut slots = scratch.slots.fit(queue, self.chunks * four)?;
+        let mut chosen = scratch.chosen.fit(queue, self.chosen * four)?;
+        let mut wire_at = scratch.wire.fit(queue, self.elements * wire.element_bytes())?;
+        let place = |(shard, chunk): (&'a DeviceShard<'a>, &u32)| {
             let (chunks, count) = (small(shard.grid.chunks())?, small(shard.count)?);
             let chunk = *chunk;
-            let placed = Placed {
+            let placed = ShardLayout {
                 shard,
                 chunk,
                 chunks,

@@ -13,7 +13,7 @@ pub struct Finding {
     pub outcome: std::result::Result<String, String>,
 }
 
-pub fn look() -> Vec<Finding> {
+pub fn probe() -> Vec<Finding> {
     let mut findings = vec![
         finding(
             "CUDA driver",

@@ -22,9 +22,6 @@ const MAX_Y: usize = 65535;
 /// Stands for the slot of a chunk that is not sent.
 pub const NOT_CHOSEN: u32 = u32::MAX;
 
-/// Chunks have this many elements at the most: the kernels count them with 32 bits.
-pub const MAX_CHUNK: usize = 1 << 31;
-
 /// A float that a kernel reads or writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Float {

@@ -1,4 +1,4 @@
-//! Memory of a device that gflow has taken. It is taken and given back in the order of the stream that
+//! DeviceMemory of a device that gflow has taken. It is taken and given back in the order of the stream that
 //! works on it, so nobody has to wait for the device, also not for one that stands still.
 
 use super::driver::checked;
@@ -10,16 +10,16 @@ use std::sync::Arc;
 
 /// The memory is used by one stream only.
 #[derive(Debug)]
-pub struct Memory {
+pub struct DeviceMemory {
     stream: Arc<Stream>,
     address: CUdeviceptr,
     bytes: usize,
     has_pools: bool,
 }
 
-impl Memory {
+impl DeviceMemory {
     /// So many bytes, of which nobody knows what is in them.
-    pub fn new(stream: &Arc<Stream>, bytes: usize, has_pools: bool) -> Result<Memory> {
+    pub fn new(stream: &Arc<Stream>, bytes: usize, has_pools: bool) -> Result<DeviceMemory> {
         let _entered = stream.context.enter()?;
         let address = if bytes == 0 {
             0
@@ -31,7 +31,7 @@ impl Memory {
             // SAFETY: as above.
             taken_or_why("cuMemAlloc", bytes, unsafe { result::malloc_sync(bytes) })?
         };
-        Ok(Memory { stream: stream.clone(), address, bytes, has_pools })
+        Ok(DeviceMemory { stream: stream.clone(), address, bytes, has_pools })
     }
 
     pub fn address(&self) -> CUdeviceptr {
@@ -61,7 +61,7 @@ fn taken_or_why<T>(
     })
 }
 
-impl Drop for Memory {
+impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if self.bytes == 0 {
             return;

@@ -6,31 +6,51 @@
 //! a stream nobody waits for the end, but for the [`watchdog`] and those who save a state.
 
 mod cache;
-pub mod communicator;
-pub mod compiler;
-pub mod context;
-pub mod driver;
-pub mod event;
-pub mod exchange;
-pub mod fault;
-pub mod findings;
+mod communicator;
+mod compiler;
+mod context;
+mod device_buffer;
+mod device_queue;
+mod device_slice;
+mod driver;
+mod event;
+mod exchange;
+mod fault;
+mod findings;
 #[cfg(test)]
 mod host_kernels;
+mod intra_host;
+mod kernel_module;
 #[cfg(test)]
 mod kernel_tests;
-pub mod kernels;
-pub mod lane;
-pub mod launcher;
-pub mod libraries;
-pub mod memory;
-pub mod nccl;
-pub mod numbers;
-pub mod nvrtc;
+mod kernels;
+mod libraries;
+mod memory;
+mod nccl;
+mod nvrtc;
 mod pinned;
-pub mod report;
-pub mod room;
-pub mod stream;
-pub mod watchdog;
-pub mod within;
+mod report;
+mod scratch;
+mod stream;
+mod watchdog;
 
+pub use communicator::{Communicator, CommunicatorRank, OnPoll, close_in_background};
+pub use context::Context;
+pub use device_buffer::DeviceBuffer;
+pub use device_queue::DeviceQueue;
+#[cfg(test)]
+pub use device_queue::hooks;
+pub use device_slice::DeviceSlice;
+pub use event::Event;
+pub use exchange::{DeviceShard, InterHostExchange};
 pub use fault::{Fault, Result};
+pub use findings::{Finding, probe};
+pub use intra_host::IntraHostExchange;
+#[cfg(test)]
+pub use libraries::NCCL_VARIABLE;
+pub use memory::DeviceMemory;
+pub use nccl::{UNIQUE_ID_BYTES, UniqueId};
+pub use report::DeviceReport;
+pub use scratch::Scratch;
+pub use stream::Stream;
+pub use watchdog::{Completion, WatchFailure, Watchdog, WatchdogClient};

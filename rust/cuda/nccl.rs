@@ -1,6 +1,7 @@
 //! NCCL's functions, as far as they are used here. The types are those of its header, which has kept
 //! them since version 2. A status that is not known here keeps its number.
 
+use super::device_slice::DeviceSlice;
 use super::fault::{Fault, Result};
 use super::libraries::{Found, find_nccl};
 use crate::codec::Wire;
@@ -17,7 +18,7 @@ const IN_PROGRESS: c_int = 7;
 /// Makes NCCL wait inside of its calls, whatever the caller asks for.
 const BLOCKING_VARIABLE: &str = "NCCL_COMM_BLOCKING";
 const SUM: c_int = 0;
-pub const ID_BYTES: usize = 128;
+pub const UNIQUE_ID_BYTES: usize = 128;
 
 /// A communicator of NCCL's.
 pub type Handle = *mut c_void;
@@ -27,15 +28,24 @@ pub type Stream = *mut c_void;
 /// What the ranks of a new communicator know each other by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
-pub struct UniqueId(pub [u8; ID_BYTES]);
+pub struct UniqueId(pub [u8; UNIQUE_ID_BYTES]);
+
+/// This rank's place in a communicator that is being made.
+#[derive(Debug, Clone, Copy)]
+pub struct CommunicatorRank {
+    /// The same on all of its ranks.
+    pub id: UniqueId,
+    pub ranks: usize,
+    pub rank: usize,
+}
 
 /// An element as NCCL numbers it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Kind(c_int);
+pub struct NcclType(c_int);
 
-impl From<Element> for Kind {
-    fn from(element: Element) -> Kind {
-        Kind(match element {
+impl From<Element> for NcclType {
+    fn from(element: Element) -> NcclType {
+        NcclType(match element {
             Element::I8 => 0,
             Element::U8 => 1,
             Element::I32 => 2,
@@ -48,28 +58,18 @@ impl From<Element> for Kind {
     }
 }
 
-impl From<Wire> for Kind {
-    fn from(wire: Wire) -> Kind {
-        Kind::from(match wire {
-            Wire::F16 => Element::F16,
-            Wire::BF16 => Element::BF16,
-            Wire::F32 => Element::F32,
-        })
+/// The element type that a wire format is made of.
+pub fn element_of(wire: Wire) -> Element {
+    match wire {
+        Wire::F16 => Element::F16,
+        Wire::BF16 => Element::BF16,
+        Wire::F32 => Element::F32,
     }
 }
 
-/// Some elements in the memory of a device.
-#[derive(Debug, Clone, Copy)]
-pub struct Elements {
-    pub address: u64,
-    pub count: usize,
-    pub kind: Kind,
-}
-
-impl Elements {
-    fn parts(self) -> (*mut c_void, usize, c_int) {
-        (self.address as *mut c_void, self.count, self.kind.0)
-    }
+/// A slice as NCCL's functions take it.
+fn arguments(slice: DeviceSlice) -> (*mut c_void, usize, c_int) {
+    (slice.address as *mut c_void, slice.count, NcclType::from(slice.element).0)
 }
 
 /// What something is put on: a communicator, and a stream of its device. Both must be valid.
@@ -172,7 +172,7 @@ impl Nccl {
     }
 
     pub fn unique_id(&self) -> Result<UniqueId> {
-        let mut id = UniqueId([0; ID_BYTES]);
+        let mut id = UniqueId([0; UNIQUE_ID_BYTES]);
         // SAFETY: it fills in an id.
         let status = unsafe { (self.functions.unique_id)(&mut id) };
         self.check("ncclGetUniqueId", status, None)?;
@@ -180,7 +180,7 @@ impl Nccl {
     }
 
     /// Fails where the environment makes NCCL wait inside of its calls, whatever it is asked for.
-    pub fn refuse_to_block(&self) -> Result<()> {
+    pub fn ensure_non_blocking(&self) -> Result<()> {
         match std::env::var(BLOCKING_VARIABLE).as_deref().map(is_one) {
             Ok(true) => Err(Fault(format!(
                 "{BLOCKING_VARIABLE}=1 makes NCCL wait in every call for as long as it likes, and a rank \
@@ -192,9 +192,9 @@ impl Nccl {
 
     /// Begins to meet the other ranks of a new communicator. The device is that of the context that this
     /// thread is in.
-    pub fn init_rank(&self, ranks: usize, id: UniqueId, rank: usize) -> Result<Handle> {
+    pub fn init_rank(&self, own: CommunicatorRank) -> Result<Handle> {
         let mut handle = std::ptr::null_mut();
-        let (ranks, rank) = (number(ranks)?, number(rank)?);
+        let (id, ranks, rank) = (own.id, number(own.ranks)?, number(own.rank)?);
         let config = Config::NON_BLOCKING;
         // SAFETY: it fills in a handle; the configuration is copied.
         let status = unsafe { (self.functions.init_rank)(&mut handle, ranks, id, rank, &config) };
@@ -266,8 +266,8 @@ impl Nccl {
     ///
     /// # Safety
     /// The elements are memory of the device, valid when the stream gets there: so in all of these.
-    pub unsafe fn all_reduce(&self, elements: Elements, on: On) -> Result<()> {
-        let (at, count, kind) = elements.parts();
+    pub unsafe fn all_reduce(&self, elements: DeviceSlice, on: On) -> Result<()> {
+        let (at, count, kind) = arguments(elements);
         let all_reduce = &self.functions.all_reduce;
         // SAFETY: the caller's promise.
         let status = unsafe { all_reduce(at, at, count, kind, SUM, on.handle, on.stream) };
@@ -278,8 +278,8 @@ impl Nccl {
     ///
     /// # Safety
     /// As above, for all of them.
-    pub unsafe fn reduce_scatter(&self, all: u64, own: Elements, on: On) -> Result<()> {
-        let (at, count, kind) = own.parts();
+    pub unsafe fn reduce_scatter(&self, all: u64, own: DeviceSlice, on: On) -> Result<()> {
+        let (at, count, kind) = arguments(own);
         let (all, reduce_scatter) = (all as *const c_void, &self.functions.reduce_scatter);
         // SAFETY: the caller's promise.
         let status = unsafe { reduce_scatter(all, at, count, kind, SUM, on.handle, on.stream) };
@@ -290,8 +290,8 @@ impl Nccl {
     ///
     /// # Safety
     /// As above, for all of them.
-    pub unsafe fn all_gather(&self, all: u64, own: Elements, on: On) -> Result<()> {
-        let (at, count, kind) = own.parts();
+    pub unsafe fn all_gather(&self, all: u64, own: DeviceSlice, on: On) -> Result<()> {
+        let (at, count, kind) = arguments(own);
         let (all, all_gather) = (all as *mut c_void, &self.functions.all_gather);
         // SAFETY: the caller's promise.
         let status = unsafe { all_gather(at, all, count, kind, on.handle, on.stream) };
@@ -302,8 +302,8 @@ impl Nccl {
     ///
     /// # Safety
     /// As above.
-    pub unsafe fn reduce(&self, elements: Elements, root: usize, on: On) -> Result<()> {
-        let ((at, count, kind), root) = (elements.parts(), number(root)?);
+    pub unsafe fn reduce(&self, elements: DeviceSlice, root: usize, on: On) -> Result<()> {
+        let ((at, count, kind), root) = (arguments(elements), number(root)?);
         let reduce = &self.functions.reduce;
         // SAFETY: the caller's promise.
         let status = unsafe { reduce(at, at, count, kind, SUM, root, on.handle, on.stream) };
@@ -314,8 +314,8 @@ impl Nccl {
     ///
     /// # Safety
     /// As above.
-    pub unsafe fn broadcast(&self, elements: Elements, root: usize, on: On) -> Result<()> {
-        let ((at, count, kind), root) = (elements.parts(), number(root)?);
+    pub unsafe fn broadcast(&self, elements: DeviceSlice, root: usize, on: On) -> Result<()> {
+        let ((at, count, kind), root) = (arguments(elements), number(root)?);
         let broadcast = &self.functions.broadcast;
         // SAFETY: the caller's promise.
         let status = unsafe { broadcast(at, at, count, kind, root, on.handle, on.stream) };
@@ -376,7 +376,7 @@ mod tests {
         for (wire, element) in
             [(Wire::F16, Element::F16), (Wire::BF16, Element::BF16), (Wire::F32, Element::F32)]
         {
-            assert_eq!(Kind::from(wire), Kind::from(element));
+            assert_eq!(NcclType::from(element_of(wire)), NcclType::from(element));
         }
     }
 }

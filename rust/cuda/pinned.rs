@@ -1,4 +1,4 @@
-//! Memory of the host that a device writes to by itself, some time later. It is kept for the next who needs
+//! DeviceMemory of the host that a device writes to by itself, some time later. It is kept for the next who needs
 //! some and never given back: nobody knows what a device that stands still may yet write.
 
 use super::context::Context;
@@ -11,20 +11,20 @@ use std::sync::{Mutex, PoisonError};
 
 /// Words of 32 bits.
 #[derive(Debug)]
-pub struct Pinned {
+pub struct PinnedBuffer {
     address: *mut u32,
     words: usize,
 }
 
 // SAFETY: it is plain memory, valid in the whole process for as long as that lives.
-unsafe impl Send for Pinned {}
+unsafe impl Send for PinnedBuffer {}
 
 /// What nobody needs now.
-static SPARE: Mutex<Vec<Pinned>> = Mutex::new(Vec::new());
+static SPARE: Mutex<Vec<PinnedBuffer>> = Mutex::new(Vec::new());
 
-impl Pinned {
+impl PinnedBuffer {
     /// At least so many words, of which nobody knows what is in them.
-    pub fn take(context: &Context, words: usize) -> Result<Pinned> {
+    pub fn take(context: &Context, words: usize) -> Result<PinnedBuffer> {
         let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = spare.iter().position(|one| one.words >= words);
         if let Some(position) = fits {
@@ -37,7 +37,7 @@ impl Pinned {
         // SAFETY: nothing is read of it before it was written.
         let taken =
             unsafe { result::malloc_host(words * size_of::<u32>(), CU_MEMHOSTALLOC_PORTABLE) };
-        Ok(Pinned { address: checked("cuMemHostAlloc", taken)?.cast(), words })
+        Ok(PinnedBuffer { address: checked("cuMemHostAlloc", taken)?.cast(), words })
     }
 
     /// Has the device copy so many words from its memory to here, from word `first` on, when the stream
@@ -52,7 +52,7 @@ impl Pinned {
         words: usize,
         from: u64,
     ) -> Result<()> {
-        assert!(first + words <= self.words, "gflow: there is room for what is copied");
+        assert!(first + words <= self.words, "gflow: there is scratch for what is copied");
         let _entered = stream.context.enter()?;
         // SAFETY: the words are there, and nobody reads them before the stream has got there.
         let to = unsafe { std::slice::from_raw_parts_mut(self.address.add(first), words) };

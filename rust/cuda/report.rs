@@ -3,10 +3,10 @@
 
 use super::driver;
 use super::event::Event;
-use super::exchange::Placed;
+use super::exchange::ShardLayout;
 use super::fault::Result;
 use super::kernels::NOT_CHOSEN;
-use super::pinned::Pinned;
+use super::pinned::PinnedBuffer;
 use super::stream::Stream;
 use crate::codec::Weight;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// Times between events are asked for by a function that the driver has since CUDA 12.8.
 const TIMES_SINCE: i32 = 12080;
 
-pub struct Report {
+pub struct DeviceReport {
     stream: Arc<Stream>,
     has_times: bool,
     beginning: Arc<Event>,
@@ -26,19 +26,19 @@ pub struct Report {
 
 /// Norms on their way to the host: own ones, those of the gradient, and which chunk is sent where.
 struct Weighed {
-    numbers: Pinned,
+    numbers: PinnedBuffer,
     chunks: usize,
     /// The chunks of each shard.
     shards: Vec<Range<usize>>,
 }
 
-impl Report {
+impl DeviceReport {
     /// Of what is put on the stream from now on.
-    pub fn start(stream: &Arc<Stream>) -> Result<Report> {
+    pub fn start(stream: &Arc<Stream>) -> Result<DeviceReport> {
         let has_times = driver::version()? >= TIMES_SINCE;
         let beginning = mark(stream, has_times)?;
         let (stream, ends) = (stream.clone(), Vec::new());
-        Ok(Report { stream, has_times, beginning, ends, weighed: None })
+        Ok(DeviceReport { stream, has_times, beginning, ends, weighed: None })
     }
 
     /// What was put on the stream since the last call was one stage.
@@ -53,18 +53,18 @@ impl Report {
     }
 
     /// Before the norms of these shards become those of all ranks.
-    pub(super) fn read_norms(&mut self, placed: &[Placed]) -> Result<()> {
+    pub(super) fn read_norms(&mut self, placed: &[ShardLayout]) -> Result<()> {
         let Some(first) = placed.first() else { return Ok(()) };
         let mut end = 0;
-        let mut next = |one: &Placed| {
+        let mut next = |one: &ShardLayout| {
             let start = end;
             end += one.chunks as usize;
             start..end
         };
         let shards: Vec<_> = placed.iter().map(&mut next).collect();
         let chunks = end;
-        let mut numbers = Pinned::take(&self.stream.context, 3 * chunks)?;
-        // SAFETY: the norms of all shards are one after the other, in the room of the exchange.
+        let mut numbers = PinnedBuffer::take(&self.stream.context, 3 * chunks)?;
+        // SAFETY: the norms of all shards are one after the other, in the scratch of the exchange.
         unsafe {
             numbers.fill(&self.stream, 0, chunks, first.norms)?;
             numbers.fill(&self.stream, chunks, chunks, first.gradient_norms)?;
@@ -74,7 +74,7 @@ impl Report {
     }
 
     /// Once it is known which chunks are sent.
-    pub(super) fn read_choice(&mut self, placed: &[Placed]) -> Result<()> {
+    pub(super) fn read_choice(&mut self, placed: &[ShardLayout]) -> Result<()> {
         let (Some(weighed), Some(first)) = (&mut self.weighed, placed.first()) else {
             return Ok(());
         };
@@ -86,7 +86,7 @@ impl Report {
     /// How long the stages took on the device, in seconds, and how much was in each shard, once all are
     /// over; what cannot be known is left out.
     pub fn read(self) -> (Vec<f64>, Vec<Weight>) {
-        if !self.end().is_over().unwrap_or(false) {
+        if !self.end().is_complete().unwrap_or(false) {
             return Default::default();
         }
         let starts = std::iter::once(&self.beginning).chain(&self.ends);

@@ -1,5 +1,5 @@
 //! A stream that somebody else owns: what is put on it happens in order, some time later. Nothing here
-//! waits for that, but for [`Stream::rest`], which has a limit.
+//! waits for that, but for [`Stream::synchronize`], which has a limit.
 
 use super::context::Context;
 use super::driver::checked;
@@ -10,7 +10,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream, CUstreamCaptureStatus};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often [`Stream::rest`] looks.
+/// How often [`Stream::synchronize`] looks.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
@@ -67,9 +67,9 @@ impl Stream {
     }
 
     /// Waits until all that is on the stream is over.
-    pub fn rest(&self, limit: Duration) -> Result<()> {
+    pub fn synchronize(&self, limit: Duration) -> Result<()> {
         let (mark, start) = (self.record()?, Instant::now());
-        while !mark.is_over()? {
+        while !mark.is_complete()? {
             if start.elapsed() > limit {
                 let waited = limit.as_secs_f64();
                 return Err(Fault(format!("the GPU was not done after {waited:.1} s")));
@@ -129,7 +129,7 @@ impl Stream {
         // SAFETY: the caller's promise; the numbers are there until they were read.
         let outcome = unsafe { result::memcpy_htod_async(to, &from, self.handle) };
         checked("cuMemcpyHtoDAsync", outcome)?;
-        self.rest(limit).inspect_err(|_| {
+        self.synchronize(limit).inspect_err(|_| {
             // The copy may still come: better never freed than read by the device when it is gone.
             std::mem::forget(from);
         })
@@ -146,14 +146,14 @@ impl Stream {
         limit: Duration,
     ) -> Result<Vec<f32>> {
         // First: a stream that never gets there must not be left with memory that is gone.
-        self.rest(limit)?;
+        self.synchronize(limit)?;
         let mut numbers = vec![0.0; elements];
         if elements > 0 {
             let _entered = self.context.enter()?;
             // SAFETY: the caller's promise; the numbers are there until the wait is over.
             let outcome = unsafe { result::memcpy_dtoh_async(&mut numbers, from, self.handle) };
             checked("cuMemcpyDtoHAsync", outcome)?;
-            if let Err(fault) = self.rest(limit) {
+            if let Err(fault) = self.synchronize(limit) {
                 // The copy may still come: better never freed than written to by the device.
                 std::mem::forget(numbers);
                 return Err(fault);

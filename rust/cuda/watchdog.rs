@@ -6,7 +6,7 @@
 //! neither the driver nor NCCL nor the group for anything while somebody who puts things on streams could
 //! wait for it.
 
-use super::communicator::{CALL_LIMIT, Communicator, LEAVE_LIMIT, end_aside};
+use super::communicator::{CALL_TIMEOUT, Communicator, FINALIZE_TIMEOUT, close_in_background};
 use super::event::Event;
 use super::fault::{Fault, Result};
 use std::collections::VecDeque;
@@ -19,33 +19,33 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const LOOK_EAGERLY: Duration = Duration::from_millis(1);
 /// How long the end of the communicators is waited for: leaving in order, and if that fails an abort,
 /// which waits for calls first, and NCCL for its threads. What takes longer is left behind.
-const END_LIMIT: Duration = LEAVE_LIMIT.saturating_add(CALL_LIMIT.saturating_mul(2));
+const END_LIMIT: Duration = FINALIZE_TIMEOUT.saturating_add(CALL_TIMEOUT.saturating_mul(2));
 
 /// What went wrong with something that was put on a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Trouble {
+pub enum WatchFailure {
     /// The device or NCCL has failed.
     Fault(Fault),
     /// It was not over at its deadline.
-    Late,
+    DeadlineExceeded,
 }
 
 /// What the watchdog needs of the group; `T` says what something is.
-pub trait Group<T>: Send {
+pub trait WatchdogClient<T>: Send {
     /// Whether all ranks are there and the group is. If not, it has failed when this returns; `oldest`
     /// is what is under way for the longest time.
-    fn is_well(&mut self, oldest: &T) -> bool;
+    fn is_healthy(&mut self, oldest: &T) -> bool;
 
     /// Fails the group.
-    fn fail(&mut self, what: &T, trouble: Trouble);
+    fn fail(&mut self, what: &T, trouble: WatchFailure);
 }
 
 /// The end of something on a stream.
-pub struct End {
+pub struct Completion {
     /// What is reached then.
-    pub mark: Arc<Event>,
+    pub event: Arc<Event>,
     /// What is done then, on the watchdog's thread, unless the group has ended before.
-    pub then: Option<Box<dyn FnOnce() + Send>>,
+    pub on_complete: Option<Box<dyn FnOnce() + Send>>,
 }
 
 /// Shared by the thread and by those who put things on streams.
@@ -74,12 +74,12 @@ struct UnderWay<T> {
     what: T,
     deadline: Instant,
     /// `None` until all of it is on the stream.
-    end: Option<End>,
+    end: Option<Completion>,
 }
 
 impl<T> UnderWay<T> {
     fn take_then(&mut self) -> Option<Box<dyn FnOnce() + Send>> {
-        self.end.as_mut()?.then.take()
+        self.end.as_mut()?.on_complete.take()
     }
 }
 
@@ -101,7 +101,7 @@ impl<T> Default for Watchdog<T> {
 
 impl<T: Clone + Send + 'static> Watchdog<T> {
     /// Starts the thread, if there is none yet. After the end of the group it does nothing.
-    pub fn start(self: &Arc<Self>, group: impl Group<T> + 'static) -> Result<()> {
+    pub fn start(self: &Arc<Self>, group: impl WatchdogClient<T> + 'static) -> Result<()> {
         let mut state = self.lock();
         if state.is_running || state.is_to_end {
             return Ok(());
@@ -117,10 +117,10 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
 
     /// Takes over a communicator, to look for its errors and to end it with the group: at once, if
     /// that has ended meanwhile.
-    pub fn take(&self, communicator: &Arc<Communicator>) {
+    pub fn add_communicator(&self, communicator: &Arc<Communicator>) {
         let mut state = self.lock();
         if state.is_to_end && !state.is_running {
-            drop(end_aside([communicator.clone()], Communicator::abort));
+            drop(close_in_background([communicator.clone()], Communicator::abort));
             return;
         }
         state.communicators.push(communicator.clone());
@@ -129,11 +129,11 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
     /// Something is about to be put on a stream, with `work`, which returns its end.
     /// It is looked after from before that on: also putting it there may hang. If only a part of it got
     /// there, the group is over, and no rank may wait for the rest: the communicators are aborted.
-    pub fn during(
+    pub fn watch(
         &self,
         what: T,
         deadline: Instant,
-        work: impl FnOnce() -> Result<End>,
+        work: impl FnOnce() -> Result<Completion>,
     ) -> Result<()> {
         let mut state = self.lock();
         if state.is_over {
@@ -163,7 +163,7 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
     }
 
     /// Waits until nothing is under way any more, or the watchdog is over, or the limit is reached.
-    pub fn rest(&self, limit: Duration) {
+    pub fn wait_idle(&self, limit: Duration) {
         let is_busy = |state: &mut State<T>| !state.under_way.is_empty() && !state.is_over;
         let mut state = self.lock();
         state.resting += 1;
@@ -178,7 +178,7 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
     /// Ends it with its group: what is under way may still finish within a limit, the rest is aborted. So
     /// is all of a group that `has_failed`; other communicators are left in order. Returns whether the
     /// thread has ended by then.
-    pub fn end(&self, limit: Duration, has_failed: bool) -> bool {
+    pub fn shutdown(&self, limit: Duration, has_failed: bool) -> bool {
         let mut state = self.lock();
         state.is_to_end = true;
         state.has_failed |= has_failed;
@@ -202,7 +202,7 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
         self.lock().communicators.clone()
     }
 
-    fn look_after(&self, mut group: impl Group<T>) {
+    fn look_after(&self, mut group: impl WatchdogClient<T>) {
         let is_in_order = self.look_until_the_end(&mut group);
         let mut state = self.lock();
         (state.is_to_end, state.is_over) = (true, true);
@@ -211,13 +211,13 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
         drop(state);
         drop(under_way);
         self.changed.notify_all();
-        let how = if is_in_order { Communicator::leave } else { Communicator::abort };
+        let how = if is_in_order { Communicator::finalize } else { Communicator::abort };
         let mut state = self.lock();
         // Also those that are handed over meanwhile: an end takes time.
         while !state.communicators.is_empty() {
             let communicators = std::mem::take(&mut state.communicators);
             drop(state);
-            let _ = end_aside(communicators, how).recv_timeout(END_LIMIT);
+            let _ = close_in_background(communicators, how).recv_timeout(END_LIMIT);
             state = self.lock();
         }
         state.is_running = false;
@@ -225,7 +225,7 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
     }
 
     /// Returns when nothing is left to look after: whether all that was under way is over.
-    fn look_until_the_end(&self, group: &mut impl Group<T>) -> bool {
+    fn look_until_the_end(&self, group: &mut impl WatchdogClient<T>) -> bool {
         let mut state = self.lock();
         loop {
             if state.is_to_end && state.under_way.is_empty() {
@@ -237,13 +237,15 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
             };
             let communicators = state.communicators.clone();
             drop(state);
-            if !group.is_well(&oldest) {
+            if !group.is_healthy(&oldest) {
                 return false;
             }
-            let fault = communicators.iter().find_map(|communicator| communicator.check().err());
+            let fault = communicators
+                .iter()
+                .find_map(|communicator| communicator.check_async_error().err());
             if let Some((what, trouble)) = self.trouble(fault) {
                 // A group that ends by itself has no trouble; there is only nobody left to wait.
-                if !self.lock().is_to_end || trouble != Trouble::Late {
+                if !self.lock().is_to_end || trouble != WatchFailure::DeadlineExceeded {
                     group.fail(&what, trouble);
                 }
                 return false;
@@ -258,10 +260,10 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
 
     /// Lets go of what is over, and returns what is not well, if anything. `fault` is NCCL's, which does
     /// not say of what: of the oldest that is not over, because everything is done in order.
-    fn trouble(&self, mut fault: Option<Fault>) -> Option<(T, Trouble)> {
+    fn trouble(&self, mut fault: Option<Fault>) -> Option<(T, WatchFailure)> {
         let mut last = None;
         while let Some(mark) = self.end_of_oldest() {
-            match mark.is_over() {
+            match mark.is_complete() {
                 Ok(true) => {
                     let then = self.lock().under_way.front_mut().and_then(UnderWay::take_then);
                     if let Some(then) = then {
@@ -282,8 +284,8 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
         }
         let is_late = |oldest: &UnderWay<T>| oldest.deadline <= Instant::now();
         let trouble = match fault {
-            Some(fault) => Trouble::Fault(fault),
-            None if state.under_way.front().is_some_and(is_late) => Trouble::Late,
+            Some(fault) => WatchFailure::Fault(fault),
+            None if state.under_way.front().is_some_and(is_late) => WatchFailure::DeadlineExceeded,
             None => return None,
         };
         state.under_way.pop_front().or(last).map(|one| (one.what, trouble))
@@ -291,7 +293,7 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
 
     /// Only this thread takes anything from the front that was put on its stream.
     fn end_of_oldest(&self) -> Option<Arc<Event>> {
-        self.lock().under_way.front()?.end.as_ref().map(|end| end.mark.clone())
+        self.lock().under_way.front()?.end.as_ref().map(|end| end.event.clone())
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
@@ -304,14 +306,14 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Sender, channel};
 
-    struct Report(Sender<(u32, Trouble)>, bool);
+    struct DeviceReport(Sender<(u32, WatchFailure)>, bool);
 
-    impl Group<u32> for Report {
-        fn is_well(&mut self, _oldest: &u32) -> bool {
+    impl WatchdogClient<u32> for DeviceReport {
+        fn is_healthy(&mut self, _oldest: &u32) -> bool {
             self.1
         }
 
-        fn fail(&mut self, what: &u32, trouble: Trouble) {
+        fn fail(&mut self, what: &u32, trouble: WatchFailure) {
             let _ = self.0.send((*what, trouble));
         }
     }
@@ -322,28 +324,28 @@ mod tests {
     fn what_hangs_while_it_is_put_on_a_stream_is_reported_at_its_deadline() {
         let watchdog = Arc::new(Watchdog::default());
         let (sender, reports) = channel();
-        watchdog.start(Report(sender, true)).unwrap();
+        watchdog.start(DeviceReport(sender, true)).unwrap();
         let hangs = || {
-            assert_eq!(reports.recv_timeout(SOON).unwrap(), (7, Trouble::Late));
+            assert_eq!(reports.recv_timeout(SOON).unwrap(), (7, WatchFailure::DeadlineExceeded));
             Err(Fault("aborted".to_string()))
         };
         let deadline = Instant::now() + Duration::from_millis(50);
-        assert_eq!(watchdog.during(7, deadline, hangs), Err(Fault("aborted".to_string())));
-        assert!(watchdog.end(SOON, false));
+        assert_eq!(watchdog.watch(7, deadline, hangs), Err(Fault("aborted".to_string())));
+        assert!(watchdog.shutdown(SOON, false));
     }
 
     #[test]
     fn it_ends_at_once_with_a_group_that_has_nothing_under_way_or_was_lost() {
         let never_started = Watchdog::<u32>::default();
-        assert!(never_started.end(SOON, false));
-        for is_well in [true, false] {
+        assert!(never_started.shutdown(SOON, false));
+        for is_healthy in [true, false] {
             let watchdog = Arc::new(Watchdog::default());
             let (sender, reports) = channel();
-            watchdog.start(Report(sender, is_well)).unwrap();
+            watchdog.start(DeviceReport(sender, is_healthy)).unwrap();
             let fails = || Err(Fault("no memory".to_string()));
-            assert!(watchdog.during(1, Instant::now() + SOON, fails).is_err());
+            assert!(watchdog.watch(1, Instant::now() + SOON, fails).is_err());
             let start = Instant::now();
-            assert!(watchdog.end(SOON, false));
+            assert!(watchdog.shutdown(SOON, false));
             assert!(start.elapsed() < SOON / 2);
             assert!(reports.try_recv().is_err());
         }
@@ -353,19 +355,19 @@ mod tests {
     fn a_group_that_ends_does_not_wait_for_what_hangs() {
         let watchdog = Arc::new(Watchdog::default());
         let (sender, reports) = channel();
-        watchdog.start(Report(sender, true)).unwrap();
+        watchdog.start(DeviceReport(sender, true)).unwrap();
         let of_worker = watchdog.clone();
         let (release, released) = channel::<()>();
         let (begun, has_begun) = channel();
         let worker = std::thread::spawn(move || {
-            of_worker.during(1, Instant::now() + Duration::from_secs(3600), || {
+            of_worker.watch(1, Instant::now() + Duration::from_secs(3600), || {
                 let _ = begun.send(());
                 let _ = released.recv();
                 Err(Fault("aborted".to_string()))
             })
         });
         has_begun.recv().unwrap();
-        assert!(watchdog.end(Duration::from_millis(100), false));
+        assert!(watchdog.shutdown(Duration::from_millis(100), false));
         assert!(reports.try_recv().is_err());
         drop(release);
         assert!(worker.join().unwrap().is_err());

@@ -12,7 +12,7 @@ mod standin;
 use super::gradient_tests::{self, Came, Case, cases, check_with, kept_of, two_hosts};
 use super::whole_tests::Member;
 use crate::codec::{Momentum, Wire};
-use crate::cuda::lane::hooks::FORGETS_TO_WAIT;
+use crate::cuda::hooks::FORGETS_TO_WAIT;
 use crate::gradients::{Gradients, State};
 use crate::observe::gradients::Stage;
 use crate::simd::element::Element;
@@ -258,7 +258,7 @@ fn what_gpus_measure_is_counted_as_on_the_cpu() {
         exchange(&case, &on_gpu, &gpus, &gradients);
     }
     for (cpu, gpu) in on_cpu.iter().zip(&on_gpu) {
-        gpu.engine.shared.devices.watchdog.rest(LIMIT);
+        gpu.engine.shared.devices.watchdog.wait_idle(LIMIT);
         let (expected, counted) = (cpu.engine.gradient_counts().0, gpu.engine.gradient_counts().0);
         for (bucket, expected) in &expected.buckets {
             let (ratio, expected) =

@@ -3,10 +3,7 @@
 
 use super::watched::WatchedGroup;
 use crate::collective::call::OnDevice;
-use crate::cuda::Fault;
-use crate::cuda::event::Event;
-use crate::cuda::lane::Lane;
-use crate::cuda::watchdog::Watchdog;
+use crate::cuda::{DeviceQueue, Event, Fault, Watchdog};
 use crate::error::Error;
 use crate::gradients::Doing;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,12 +19,12 @@ pub struct Devices {
 /// A device that was to be opened, and the lane there or why there is none.
 struct Opened {
     device: i32,
-    lane: Result<Arc<Lane>, Fault>,
+    lane: Result<Arc<DeviceQueue>, Fault>,
 }
 
 /// What a call's tensors need to be worked on: where they are, and what has to be over before.
 pub struct Arrival {
-    pub lane: Arc<Lane>,
+    pub lane: Arc<DeviceQueue>,
     pub mark: Event,
 }
 
@@ -50,7 +47,7 @@ impl Devices {
         if lanes.get(place).is_some_and(|one| one.lane.is_ok()) {
             return;
         }
-        let lane = Lane::open(place as u32 + 1, device, stream)
+        let lane = DeviceQueue::open(place as u32 + 1, device, stream)
             .and_then(|lane| self.watchdog.start(group).map(|()| Arc::new(lane)));
         match lanes.get_mut(place) {
             Some(one) => one.lane = lane,
@@ -75,7 +72,7 @@ impl Devices {
             }
         };
         drop(lanes);
-        let mark = match lane.is_captured(at.stream) {
+        let mark = match lane.is_capturing(at.stream) {
             Ok(true) => {
                 return Err(Obstacle::Refused(Error::Operation(format!(
                     "gflow: a call on GPU {} is refused: this stream is being captured into a CUDA graph, \
@@ -84,20 +81,20 @@ impl Devices {
                     at.device
                 ))));
             }
-            Ok(false) => lane.mark(at.stream),
+            Ok(false) => lane.record(at.stream),
             Err(fault) => Err(fault),
         };
         match mark {
             Ok(mark) => Ok(Arrival { lane, mark }),
             Err(fault) => {
                 let error = Error::Operation(format!("GPU {}: {fault}", at.device));
-                Err(Obstacle::Unable { lane: lane.number, error })
+                Err(Obstacle::Unable { lane: lane.slot, error })
             }
         }
     }
 
     /// The lane with this number.
-    pub fn lane(&self, number: u32) -> Option<Arc<Lane>> {
+    pub fn lane(&self, number: u32) -> Option<Arc<DeviceQueue>> {
         self.lock().get((number as usize).checked_sub(1)?)?.lane.clone().ok()
     }
 

@@ -202,7 +202,7 @@ impl Engine {
         self.shared.queue.check_open()?;
         match self.shared.devices.arrive(at) {
             Ok(arrival) => {
-                call.view.device_slot = arrival.lane.number;
+                call.view.device_slot = arrival.lane.slot;
                 Ok(Some(Box::new(arrival)))
             }
             Err(Obstacle::Refused(error)) => Err(error),
@@ -256,7 +256,7 @@ impl Engine {
     pub fn bucket_state(&self, number: u32, limit: Duration) -> Result<cuda::Result<State>> {
         self.fence(limit)?;
         // Not with the front locked: then nobody could look after the peers.
-        self.shared.devices.watchdog.rest(limit);
+        self.shared.devices.watchdog.wait_idle(limit);
         self.with_gradients(limit, |gradients| gradients.state_of(number, limit))
     }
 
@@ -355,7 +355,7 @@ impl Engine {
         let drained = self.is_at_rest_within(DRAIN_LIMIT);
         // What is on the devices may still finish too; a thread that hangs in NCCL is released by it.
         let limit = if drained { DRAIN_LIMIT } else { STOP_LIMIT };
-        self.shared.devices.watchdog.end(limit, !drained || self.shared.has_failed());
+        self.shared.devices.watchdog.shutdown(limit, !drained || self.shared.has_failed());
         // Also when drained: a message that has no peer is still pending.
         self.abort(&format!("{why} while this operation was pending"));
         if !drained {

@@ -5,7 +5,7 @@ use super::Shared;
 use super::front::Front;
 use super::worker;
 use crate::collective::agreement::explain;
-use crate::cuda::watchdog::{self, Trouble};
+use crate::cuda::{WatchFailure, WatchdogClient};
 use crate::error::Error;
 use crate::gradients::Doing;
 use crate::transport::Failure;
@@ -36,8 +36,8 @@ impl WatchedGroup {
     }
 }
 
-impl watchdog::Group<Arc<Doing>> for WatchedGroup {
-    fn is_well(&mut self, oldest: &Arc<Doing>) -> bool {
+impl WatchdogClient<Arc<Doing>> for WatchedGroup {
+    fn is_healthy(&mut self, oldest: &Arc<Doing>) -> bool {
         let Some(shared) = self.shared.upgrade() else { return false };
         if self.interrupt.is_raised() || shared.has_failed() {
             return false;
@@ -57,14 +57,14 @@ impl watchdog::Group<Arc<Doing>> for WatchedGroup {
         }
     }
 
-    fn fail(&mut self, what: &Arc<Doing>, trouble: Trouble) {
+    fn fail(&mut self, what: &Arc<Doing>, trouble: WatchFailure) {
         let Some(shared) = self.shared.upgrade() else { return };
         let Doing { seq, call } = &**what;
         let mut front = shared.front.try_lock().ok();
         let here = shared.labels.get(shared.rank).cloned().unwrap_or_default();
         let gpu = call.on_device.map(|at| format!("GPU {}", at.device)).unwrap_or_default();
         let error = match trouble {
-            Trouble::Fault(fault) => {
+            WatchFailure::Fault(fault) => {
                 let reason = format!("{gpu}: {fault}");
                 let failure = Failure::Device { rank: shared.rank, reason };
                 let failure = match &mut front {
@@ -73,7 +73,7 @@ impl watchdog::Group<Arc<Doing>> for WatchedGroup {
                 };
                 explain(failure, &shared.labels, *seq, call)
             }
-            Trouble::Late => Error::TimedOut {
+            WatchFailure::DeadlineExceeded => Error::TimedOut {
                 missing: vec![format!("{gpu} of {here} to be done with it")],
                 doing: format!("{} #{seq}", call.view),
                 waited: call.timeout,

@@ -18,15 +18,10 @@ use crate::collective::fabric::Fabric;
 use crate::collective::hierarchical;
 use crate::collective::partition::partitions;
 use crate::collective::span::Span;
-use crate::cuda::communicator::Look;
-use crate::cuda::exchange::{Exchange, Shard};
-use crate::cuda::lane::Lane;
-use crate::cuda::nccl::{Elements, Kind};
-use crate::cuda::report::Report;
-use crate::cuda::room::Room;
-use crate::cuda::watchdog::{End, Watchdog};
-use crate::cuda::within::Parts;
-use crate::cuda::{self, Fault};
+use crate::cuda::{
+    self, Completion, DeviceQueue, DeviceReport, DeviceShard, DeviceSlice, Fault,
+    InterHostExchange, IntraHostExchange, OnPoll, Scratch, Watchdog,
+};
 use crate::observe::gradients::{GradientCounters, Stage};
 use crate::simd::element::Element;
 use crate::transport::Failure;
@@ -34,11 +29,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub struct DevicePath {
-    lane: Arc<Lane>,
+    lane: Arc<DeviceQueue>,
     watchdog: Arc<Watchdog<Arc<Doing>>>,
     /// `None` until the first exchange.
     communicators: Option<Communicators>,
-    room: Room,
+    scratch: Scratch,
     rank: usize,
     /// Bytes that this rank sends for exchanges that were not counted yet, as a ring would.
     sent: u64,
@@ -60,9 +55,13 @@ impl Eyes<'_> {
 
 impl DevicePath {
     /// The path of `rank` over a lane.
-    pub fn new(lane: Arc<Lane>, watchdog: Arc<Watchdog<Arc<Doing>>>, rank: usize) -> DevicePath {
-        let (communicators, room) = (None, Room::default());
-        DevicePath { lane, watchdog, communicators, room, rank, sent: 0 }
+    pub fn new(
+        lane: Arc<DeviceQueue>,
+        watchdog: Arc<Watchdog<Arc<Doing>>>,
+        rank: usize,
+    ) -> DevicePath {
+        let (communicators, scratch) = (None, Scratch::default());
+        DevicePath { lane, watchdog, communicators, scratch, rank, sent: 0 }
     }
 
     /// The communicators of this lane, which all ranks make at its first exchange.
@@ -77,7 +76,7 @@ impl DevicePath {
         }
         let met = meet(fabric, &self.lane, of.seq, deadline)?;
         for communicator in met.within.iter().chain(&met.across) {
-            self.watchdog.take(communicator);
+            self.watchdog.add_communicator(communicator);
         }
         Ok(self.communicators.insert(met).clone())
     }
@@ -90,24 +89,24 @@ impl DevicePath {
         of: &Arc<Doing>,
         Eyes { fabric, counters, deadline }: Eyes,
         stages: &'static [Stage],
-        work: impl FnOnce(&mut Report, Look) -> cuda::Result<Vec<u32>>,
+        work: impl FnOnce(&mut DeviceReport, OnPoll) -> cuda::Result<Vec<u32>>,
     ) -> Result<(), Failure> {
         let counters = counters.clone();
         let mut lost = None;
-        let mut look = || {
+        let mut on_poll = || {
             fabric.check().map_err(|failure| {
                 lost = Some(failure);
                 Fault("a rank was lost, or the group has ended".to_string())
             })
         };
         let on_stream = || {
-            let mut report = Report::start(&self.lane.stream)?;
-            let buckets = work(&mut report, &mut look)?;
+            let mut report = DeviceReport::start(&self.lane.stream)?;
+            let buckets = work(&mut report, &mut on_poll)?;
             let mark = report.end();
             let then = move || note(&counters, report, stages, &buckets);
-            Ok(End { mark, then: Some(Box::new(then)) })
+            Ok(Completion { event: mark, on_complete: Some(Box::new(then)) })
         };
-        let during = self.watchdog.during(of.clone(), deadline, on_stream);
+        let during = self.watchdog.watch(of.clone(), deadline, on_stream);
         during.map_err(|fault| lost.unwrap_or_else(|| self.failed(fault)))
     }
 
@@ -130,7 +129,7 @@ impl DevicePath {
             if bucket.is_elsewhere(&home) {
                 // It is brought here once what is on the stream is over: a matter of other ranks too.
                 let mark = self.lane.stream.record().map_err(failed)?;
-                means.fabric.ask_until(means.deadline, || mark.is_over().map_err(failed))?;
+                means.fabric.ask_until(means.deadline, || mark.is_complete().map_err(failed))?;
             }
             let limit = means.deadline.saturating_duration_since(Instant::now());
             let room = bucket.make_room(shard.elements(), true, manner.momentum, &home, limit);
@@ -147,22 +146,22 @@ impl DevicePath {
         &mut self,
         means: &mut Means,
         tensor: &Tensor,
-        work: impl FnOnce(&Parts, Look) -> cuda::Result<()>,
+        work: impl FnOnce(&IntraHostExchange, OnPoll) -> cuda::Result<()>,
     ) -> Result<(), Failure> {
         let communicators = self.communicators(means.fabric, &tensor.of, means.deadline)?;
         let Some(within) = &communicators.within else { return Ok(()) };
         let topology = means.fabric.topology();
-        let parts = Parts {
-            lane: &self.lane,
-            within,
+        let parts = IntraHostExchange {
+            queue: &self.lane,
+            communicator: within,
             address: tensor.span.address as u64,
             element: tensor.element,
-            ranges: partitions(tensor.span.bytes, topology.carriers()).collect(),
-            ranks: topology.local_ranks().len(),
-            place: topology.local_rank(),
+            partitions: partitions(tensor.span.bytes, topology.carriers()).collect(),
+            local_ranks: topology.local_ranks().len(),
+            local_rank: topology.local_rank(),
         };
-        self.enqueue(&tensor.of, Eyes::of(means), &[Stage::WithinHost], |report, look| {
-            work(&parts, look)?;
+        self.enqueue(&tensor.of, Eyes::of(means), &[Stage::WithinHost], |report, on_poll| {
+            work(&parts, on_poll)?;
             report.end_stage().map(|()| Vec::new())
         })
     }
@@ -174,7 +173,7 @@ impl Path for DevicePath {
     }
 
     fn reduce_within(&mut self, means: &mut Means, tensor: &Tensor) -> Result<(), Failure> {
-        self.within(means, tensor, |parts, look| parts.reduce(look))
+        self.within(means, tensor, |parts, on_poll| parts.reduce_scatter(on_poll))
     }
 
     fn add_velocity(
@@ -185,10 +184,10 @@ impl Path for DevicePath {
         momentum: Momentum,
     ) -> Result<(), Failure> {
         let Some(velocity) = velocity.on_device() else { return Ok(()) };
-        let gradient = (shard.address as u64, element);
-        let Lane { stream, kernels, .. } = &*self.lane;
+        let (address, count) = (shard.address as u64, velocity.len());
+        let gradient = DeviceSlice { address, element, count };
         // SAFETY: the tensor belongs to the exchange until that is over, and the velocity is as long.
-        let added = unsafe { kernels.add_velocity(stream, gradient, velocity, momentum) };
+        let added = unsafe { velocity.apply_momentum(gradient, momentum) };
         added.map_err(|fault| self.failed(fault))
     }
 
@@ -201,26 +200,26 @@ impl Path for DevicePath {
         else {
             return Ok(0);
         };
-        let elements = Elements {
+        let elements = DeviceSlice {
             address: shard.address as u64,
             count: shard.bytes / tensor.element.bytes(),
-            kind: Kind::from(tensor.element),
+            element: tensor.element,
         };
         if elements.count == 0 {
             // That of equal place on other hosts has as little.
             return Ok(0);
         }
-        self.enqueue(&tensor.of, Eyes::of(means), &[Stage::Wire], |report, look| {
+        self.enqueue(&tensor.of, Eyes::of(means), &[Stage::Wire], |report, on_poll| {
             let stream = &self.lane.stream;
             // SAFETY: the tensor belongs to the exchange until that is over.
-            across.put(stream, look, |nccl, on| unsafe { nccl.all_reduce(elements, on) })?;
+            across.enqueue(stream, on_poll, |nccl, on| unsafe { nccl.all_reduce(elements, on) })?;
             report.end_stage().map(|()| Vec::new())
         })?;
         Ok(ring_bytes(hosts, shard.bytes))
     }
 
     fn hand_out_within(&mut self, means: &mut Means, tensor: &Tensor) -> Result<(), Failure> {
-        self.within(means, tensor, |parts, look| parts.hand_out(look))
+        self.within(means, tensor, |parts, on_poll| parts.all_gather(on_poll))
     }
 
     fn dispatch(
@@ -238,9 +237,9 @@ impl Path for DevicePath {
         let Means { fabric, buckets, counters, deadline, .. } = means;
         let topology = fabric.topology();
         let hosts = topology.hosts();
-        let exchange = Exchange {
-            lane: &self.lane,
-            across,
+        let exchange = InterHostExchange {
+            queue: &self.lane,
+            communicator: across,
             hosts,
             is_first_host: topology.host() == 0,
             wire: manner.method.wire,
@@ -253,13 +252,13 @@ impl Path for DevicePath {
                 shard_of(member, bucket, manner)
             })
             .collect();
-        let (mut room, mut sent) = (std::mem::take(&mut self.room), Vec::new());
+        let (mut scratch, mut sent) = (std::mem::take(&mut self.scratch), Vec::new());
         let eyes = Eyes { fabric, counters, deadline: *deadline };
-        let outcome = self.enqueue(&first, eyes, &STAGES, |report, look| {
-            sent = exchange.run(&shards, &mut room, report, look)?;
+        let outcome = self.enqueue(&first, eyes, &STAGES, |report, on_poll| {
+            sent = exchange.run(&shards, &mut scratch, report, on_poll)?;
             Ok(members.iter().filter(|m| m.shard.is_some()).map(|m| m.bucket.number).collect())
         });
-        self.room = room;
+        self.scratch = scratch;
         outcome?;
         for (member, sent) in members.iter_mut().filter_map(|m| m.shard.as_mut()).zip(sent) {
             member.sent_elements = sent;
@@ -284,12 +283,12 @@ impl Path for DevicePath {
     }
 }
 
-/// The stages of an exchange, as [`Exchange::run`] reports them.
+/// The stages of an exchange, as [`InterHostExchange::run`] reports them.
 static STAGES: [Stage; 5] =
     [Stage::Accumulate, Stage::Norms, Stage::Pack, Stage::Wire, Stage::Unpack];
 
 /// Counts what the device has measured of something that is over there.
-fn note(counters: &GradientCounters, report: Report, stages: &[Stage], buckets: &[u32]) {
+fn note(counters: &GradientCounters, report: DeviceReport, stages: &[Stage], buckets: &[u32]) {
     let (seconds, weights) = report.read();
     for (stage, seconds) in stages.iter().zip(seconds) {
         counters.add(*stage, seconds);
@@ -300,10 +299,10 @@ fn note(counters: &GradientCounters, report: Report, stages: &[Stage], buckets: 
 }
 
 /// What this rank carries of a member, as the device sees it.
-fn shard_of<'a>(member: &Member, bucket: &'a Bucket, manner: Manner) -> Option<Shard<'a>> {
+fn shard_of<'a>(member: &Member, bucket: &'a Bucket, manner: Manner) -> Option<DeviceShard<'a>> {
     let Manner { method, momentum } = manner;
     let shard = member.shard.as_ref()?;
-    Some(Shard {
+    Some(DeviceShard {
         gradient: shard.span.address as u64,
         element: shard.element,
         grid: shard.grid,

@@ -6,10 +6,10 @@
 
 use crate::collective::agreement::IDS_CODE;
 use crate::collective::fabric::Fabric;
-use crate::cuda::communicator::{Communicator, end_aside};
-use crate::cuda::lane::Lane;
-use crate::cuda::nccl::{ID_BYTES, UniqueId};
-use crate::cuda::{self, Fault};
+use crate::cuda::{
+    self, Communicator, CommunicatorRank, DeviceQueue, Fault, UNIQUE_ID_BYTES, UniqueId,
+    close_in_background,
+};
 use crate::transport::Failure;
 use crate::transport::frame::MAX_PAYLOAD;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub struct Communicators {
 impl Communicators {
     /// Ends them, aside: that may wait for the ranks that have not come.
     fn abort(self) {
-        drop(end_aside(self.within.into_iter().chain(self.across), Communicator::abort));
+        drop(close_in_background(self.within.into_iter().chain(self.across), Communicator::abort));
     }
 }
 
@@ -43,7 +43,7 @@ struct Seat {
 /// Makes the communicators of a lane, together with all ranks. `seq` is the collective that needs them.
 pub fn meet(
     fabric: &mut Fabric,
-    lane: &Lane,
+    lane: &DeviceQueue,
     seq: u64,
     deadline: Instant,
 ) -> Result<Communicators, Failure> {
@@ -61,16 +61,16 @@ pub fn meet(
     let across = across.filter(|_| hosts > 1);
 
     // First and on every rank: what one cannot do must be known before the others wait for it in NCCL.
-    let is_usable = lane.nccl.refuse_to_block();
+    let is_usable = lane.nccl.ensure_non_blocking();
     let make = |seat: Option<Seat>| match seat {
         Some(seat) if seat.maker == rank => lane.nccl.unique_id().map(Some),
         _ => Ok(None),
     };
     let ids = is_usable.and_then(|()| Ok([make(within)?, make(across)?]));
-    fabric.swap(&encode(seq, lane.number, &ids), deadline)?;
+    fabric.swap(&encode(seq, lane.slot, &ids), deadline)?;
     let mut shown = Vec::new();
     for (rank, message) in fabric.inbox().iter().enumerate() {
-        shown.push(match decode(seq, lane.number, message) {
+        shown.push(match decode(seq, lane.slot, message) {
             Ok(Ok(ids)) => ids,
             // The same on all ranks, so all know what is wrong and with whom.
             Ok(Err(reason)) => return Err(Failure::Device { rank, reason }),
@@ -102,14 +102,15 @@ pub fn meet(
 /// Waits until NCCL has brought the ranks of a communicator together, and looks after the peers meanwhile.
 fn take_seat(
     fabric: &mut Fabric,
-    lane: &Lane,
+    lane: &DeviceQueue,
     seat: Option<(Seat, UniqueId)>,
     deadline: Instant,
     here: impl Fn(Fault) -> Failure,
 ) -> Result<Option<Arc<Communicator>>, Failure> {
     let Some((seat, id)) = seat else { return Ok(None) };
     let start = Instant::now();
-    let begun = Communicator::begin(lane.nccl, &lane.stream.context, seat.ranks, id, seat.own);
+    let own = CommunicatorRank { id, ranks: seat.ranks, rank: seat.own };
+    let begun = Communicator::init(lane.nccl, &lane.stream.context, own);
     let communicator = Arc::new(begun.map_err(&here)?);
     let met = fabric.ask_until(deadline, || communicator.is_ready().map_err(&here));
     let late = || {
@@ -121,7 +122,7 @@ fn take_seat(
     match met.and_then(|in_time| in_time.then_some(()).ok_or_else(late)) {
         Ok(()) => Ok(Some(communicator)),
         Err(failure) => {
-            drop(end_aside([communicator], Communicator::abort));
+            drop(close_in_background([communicator], Communicator::abort));
             Err(failure)
         }
     }
@@ -145,7 +146,7 @@ fn encode(seq: u64, lane: u32, ids: &cuda::Result<Ids>) -> Vec<u8> {
         Ok(ids) => {
             for id in ids {
                 message.push(id.is_some().into());
-                message.extend_from_slice(&id.map_or([0; ID_BYTES], |id| id.0));
+                message.extend_from_slice(&id.map_or([0; UNIQUE_ID_BYTES], |id| id.0));
             }
         }
         Err(fault) => message.extend_from_slice(fault.0.as_bytes()),
@@ -170,13 +171,13 @@ fn decode(seq: u64, lane: u32, message: &[u8]) -> Result<Result<Ids, String>, St
     }
     match code {
         FAILED => Ok(Err(String::from_utf8_lossy(body).into_owned())),
-        MADE if body.len() == 2 * (1 + ID_BYTES) => {
+        MADE if body.len() == 2 * (1 + UNIQUE_ID_BYTES) => {
             let id = |bytes: &[u8]| {
                 let (is_there, id) = bytes.split_first_chunk::<1>()?;
                 let id = UniqueId(*id.first_chunk()?);
                 (is_there[0] != 0).then_some(id)
             };
-            let (within, across) = body.split_at(1 + ID_BYTES);
+            let (within, across) = body.split_at(1 + UNIQUE_ID_BYTES);
             Ok(Ok([id(within), id(across)]))
         }
         _ => Err(format!("{} bytes of ids of communicators", body.len())),
@@ -189,7 +190,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn ids() -> impl Strategy<Value = Ids> {
-        let id = || proptest::option::of(any::<u8>().prop_map(|byte| UniqueId([byte; ID_BYTES])));
+        let id =
+            || proptest::option::of(any::<u8>().prop_map(|byte| UniqueId([byte; UNIQUE_ID_BYTES])));
         [id(), id()]
     }
 

@@ -1,7 +1,7 @@
 //! Numbers that are kept of a bucket: in the memory of the host or on a device, wherever its gradient is.
 
 use crate::cuda;
-use crate::cuda::lane::Lane;
+use crate::cuda::DeviceQueue;
 use crate::huge_pages;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use std::time::Duration;
 #[derive(Debug)]
 pub enum Numbers {
     Host(Vec<f32>),
-    Device(cuda::numbers::Numbers),
+    Device(cuda::DeviceBuffer),
 }
 
 /// Where numbers are.
 #[derive(Debug, Clone)]
 pub enum Home {
     Host,
-    Device(Arc<Lane>),
+    Device(Arc<DeviceQueue>),
 }
 
 impl Default for Numbers {
@@ -40,7 +40,7 @@ impl Numbers {
     pub fn are_at(&self, home: &Home) -> bool {
         match (self, home) {
             (Numbers::Host(_), Home::Host) => true,
-            (Numbers::Device(numbers), Home::Device(lane)) => numbers.are_on(lane),
+            (Numbers::Device(numbers), Home::Device(lane)) => numbers.is_on(lane),
             _ => false,
         }
     }
@@ -54,7 +54,7 @@ impl Numbers {
     }
 
     /// Those on a device, if they are there.
-    pub fn on_device(&self) -> Option<&cuda::numbers::Numbers> {
+    pub fn on_device(&self) -> Option<&cuda::DeviceBuffer> {
         match self {
             Numbers::Host(_) => None,
             Numbers::Device(numbers) => Some(numbers),
@@ -84,11 +84,9 @@ impl Numbers {
             (Home::Host, values) => {
                 Numbers::Host(values.unwrap_or_else(|| huge_pages::zeros(count)))
             }
-            (Home::Device(lane), None) => {
-                Numbers::Device(cuda::numbers::Numbers::zeros(lane, count)?)
-            }
+            (Home::Device(lane), None) => Numbers::Device(cuda::DeviceBuffer::zeros(lane, count)?),
             (Home::Device(lane), Some(values)) => {
-                Numbers::Device(cuda::numbers::Numbers::from_host(lane, values, limit)?)
+                Numbers::Device(cuda::DeviceBuffer::from_host(lane, values, limit)?)
             }
         };
         Ok(())
@@ -98,11 +96,11 @@ impl Numbers {
     pub fn copy_from(&mut self, others: &Numbers) -> cuda::Result<()> {
         match (&mut *self, others) {
             (Numbers::Host(own), Numbers::Host(others)) => own.clone_from(others),
-            (Numbers::Device(own), Numbers::Device(others)) if own.are_like(others) => {
+            (Numbers::Device(own), Numbers::Device(others)) if own.has_layout_of(others) => {
                 own.copy_from(others)?;
             }
             (_, Numbers::Host(others)) => *self = Numbers::Host(others.clone()),
-            (_, Numbers::Device(others)) => *self = Numbers::Device(others.copy()?),
+            (_, Numbers::Device(others)) => *self = Numbers::Device(others.try_clone()?),
         }
         Ok(())
     }

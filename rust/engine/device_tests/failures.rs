@@ -245,7 +245,7 @@ fn a_gpu_is_free_again_when_another_rank_of_its_host_is_lost() {
     let leaving = std::thread::spawn(move || drop(gone));
     for (member, gpu) in members.iter().zip([&gpus[0], &gpus[2], &gpus[3]]) {
         later_error(member);
-        gpu.engine_stream.rest(BOUND).unwrap();
+        gpu.engine_stream.synchronize(BOUND).unwrap();
     }
     standin.freeze(gpus[1].engine_stream.raw(), false);
     leaving.join().unwrap();
@@ -328,7 +328,7 @@ fn a_call_of_the_driver_or_of_nccl_that_fails_is_an_error_with_its_name_on_every
         );
         assert!(texts.iter().any(|text| text.contains(function)), "{function}: {texts:?}");
         // No GPU waits for what another never got to do.
-        gpus.iter().for_each(|gpu| gpu.engine_stream.rest(BOUND).unwrap());
+        gpus.iter().for_each(|gpu| gpu.engine_stream.synchronize(BOUND).unwrap());
         end(members, begun);
         standin.clear();
     }

@@ -4,10 +4,7 @@
 use super::LIMIT;
 use crate::collective::call::{Call, CollectiveKind, OnDevice};
 use crate::collective::span::{Memory as Tensors, Span};
-use crate::cuda::context::Context;
-use crate::cuda::event::Event;
-use crate::cuda::memory::Memory;
-use crate::cuda::stream::Stream;
+use crate::cuda::{Context, DeviceMemory, Event, Stream};
 use crate::engine::gradient_tests::{Case, encode, torch_code};
 use crate::engine::operation::Operation;
 use crate::engine::whole_tests::{Member, OnTensors, Tensor, call};
@@ -32,7 +29,7 @@ pub struct Gpu {
 impl Gpu {
     pub fn new(device: usize) -> Gpu {
         let device = device as i32;
-        let context = Arc::new(Context::of(device).unwrap());
+        let context = Arc::new(Context::primary(device).unwrap());
         let stream = || {
             let _entered = context.enter().unwrap();
             // They stay until the process ends, as those of torch's pool do.
@@ -112,7 +109,7 @@ impl Operation for OnGpu {
 pub enum Pending {
     OnGpu {
         stream: Arc<Stream>,
-        memory: Memory,
+        memory: DeviceMemory,
         operation: Arc<OnGpu>,
         settled: Receiver<Option<String>>,
         _from: Bytes,
@@ -150,7 +147,7 @@ impl Pending {
                     result::memcpy_dtoh_async(&mut bytes, memory.address(), stream.raw() as _)
                 }
                 .unwrap();
-                stream.rest(LIMIT).unwrap();
+                stream.synchronize(LIMIT).unwrap();
                 bytes
             }
         }
@@ -159,13 +156,13 @@ impl Pending {
 
 /// A tensor on a GPU, as soon as the job's stream gets there.
 pub struct Brought {
-    memory: Memory,
+    memory: DeviceMemory,
     from: Bytes,
 }
 
 /// Brings a tensor to a GPU, on the job's stream.
 pub fn bring(gpu: &Gpu, content: Bytes) -> Brought {
-    let memory = Memory::new(&gpu.stream, content.len(), true).unwrap();
+    let memory = DeviceMemory::new(&gpu.stream, content.len(), true).unwrap();
     let _entered = gpu.context.enter().unwrap();
     let stream = gpu.stream.raw() as _;
     // SAFETY: the content stays with the tensor.

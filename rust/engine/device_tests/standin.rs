@@ -16,7 +16,7 @@ impl Standin {
     pub fn ready() -> Standin {
         static ONLY: Mutex<()> = Mutex::new(());
         let only = ONLY.lock().unwrap_or_else(PoisonError::into_inner);
-        let nccl = std::env::var_os(crate::cuda::libraries::NCCL_VARIABLE).expect("its path");
+        let nccl = std::env::var_os(crate::cuda::NCCL_VARIABLE).expect("its path");
         // SAFETY: both do nothing when they are loaded.
         let (cuda, nccl) = unsafe { (Library::new("libcuda.so.1"), Library::new(nccl)) };
         let standin = Standin {

@@ -1,30 +1,31 @@
 //! Within a host, at full precision: every carrier gets the sum of its part of a tensor, and in the end
-//! every rank all parts. All of it is put on the stream of a lane.
+//! every rank all parts. All of it is put on the stream of a queue.
 
-use super::communicator::{Communicator, Look};
+use super::communicator::{Communicator, OnPoll};
+use super::device_queue::DeviceQueue;
+use super::device_slice::DeviceSlice;
 use super::fault::Result;
-use super::lane::Lane;
-use super::nccl::{Elements, Kind, Nccl, On};
+use super::nccl::{Nccl, On};
 use crate::simd::element::Element;
 use std::ops::Range;
 
 /// A tensor on the device, cut into the parts of the host's carriers.
-pub struct Parts<'a> {
-    pub lane: &'a Lane,
-    pub within: &'a Communicator,
+pub struct IntraHostExchange<'a> {
+    pub queue: &'a DeviceQueue,
+    pub communicator: &'a Communicator,
     pub address: u64,
     pub element: Element,
     /// In bytes, by place, of the carriers only.
-    pub ranges: Vec<Range<usize>>,
+    pub partitions: Vec<Range<usize>>,
     /// How many ranks the host has, and which of them this is.
-    pub ranks: usize,
-    pub place: usize,
+    pub local_ranks: usize,
+    pub local_rank: usize,
 }
 
-impl Parts<'_> {
+impl IntraHostExchange<'_> {
     /// Sums every part on the rank that carries it.
-    pub fn reduce(&self, look: Look) -> Result<()> {
-        self.put(look, |nccl, on| match self.equal() {
+    pub fn reduce_scatter(&self, on_poll: OnPoll) -> Result<()> {
+        self.enqueue(on_poll, |nccl, on| match self.equal() {
             // SAFETY: the tensor belongs to the exchange until that is over, on this stream.
             Some(own) => unsafe { nccl.reduce_scatter(self.address, own, on) },
             None => nccl.group(|| {
@@ -37,8 +38,8 @@ impl Parts<'_> {
     }
 
     /// Brings every part to all ranks.
-    pub fn hand_out(&self, look: Look) -> Result<()> {
-        self.put(look, |nccl, on| match self.equal() {
+    pub fn all_gather(&self, on_poll: OnPoll) -> Result<()> {
+        self.enqueue(on_poll, |nccl, on| match self.equal() {
             // SAFETY: as above.
             Some(own) => unsafe { nccl.all_gather(self.address, own, on) },
             None => nccl.group(|| {
@@ -50,32 +51,32 @@ impl Parts<'_> {
         })
     }
 
-    fn put(&self, look: Look, work: impl FnOnce(&Nccl, On) -> Result<()>) -> Result<()> {
-        match self.ranges.iter().all(Range::is_empty) {
+    fn enqueue(&self, on_poll: OnPoll, work: impl FnOnce(&Nccl, On) -> Result<()>) -> Result<()> {
+        match self.partitions.iter().all(Range::is_empty) {
             true => Ok(()),
-            false => self.within.put(&self.lane.stream, look, work),
+            false => self.communicator.enqueue(&self.queue.stream, on_poll, work),
         }
     }
 
     /// The own part, if all ranks carry equally much: NCCL does that faster than one part after the other.
-    fn equal(&self) -> Option<Elements> {
-        let first = self.ranges.first()?.len();
-        let are_equal =
-            self.ranges.len() == self.ranks && self.ranges.iter().all(|range| range.len() == first);
-        self.ranges.get(self.place).filter(|_| are_equal).map(|own| self.elements(own))
+    fn equal(&self) -> Option<DeviceSlice> {
+        let first = self.partitions.first()?.len();
+        let are_equal = self.partitions.len() == self.local_ranks
+            && self.partitions.iter().all(|range| range.len() == first);
+        self.partitions.get(self.local_rank).filter(|_| are_equal).map(|own| self.elements(own))
     }
 
     /// The parts that are not empty, each with the place of the rank that carries it.
-    fn parts(&self) -> impl Iterator<Item = (usize, Elements)> {
-        let parts = self.ranges.iter().enumerate().filter(|(_, range)| !range.is_empty());
+    fn parts(&self) -> impl Iterator<Item = (usize, DeviceSlice)> {
+        let parts = self.partitions.iter().enumerate().filter(|(_, range)| !range.is_empty());
         parts.map(|(place, range)| (place, self.elements(range)))
     }
 
-    fn elements(&self, range: &Range<usize>) -> Elements {
-        Elements {
+    fn elements(&self, range: &Range<usize>) -> DeviceSlice {
+        DeviceSlice {
             address: self.address + range.start as u64,
             count: range.len() / self.element.bytes(),
-            kind: Kind::from(self.element),
+            element: self.element,
         }
     }
 }

@@ -3,11 +3,12 @@
 
 use super::compiler::compiled;
 use super::context::Context;
+use super::device_buffer::DeviceBuffer;
+use super::device_slice::DeviceSlice;
 use super::driver::checked;
-use super::exchange::Placed;
+use super::exchange::ShardLayout;
 use super::fault::{Fault, Result};
 use super::kernels::{self, Float, Kernel, Launch};
-use super::numbers::Numbers;
 use super::stream::Stream;
 use crate::codec::{Grid, Momentum, Wire};
 use crate::simd::element::Element;
@@ -16,14 +17,14 @@ use cudarc::driver::sys::CUfunction;
 use std::collections::HashMap;
 use std::ffi::c_void;
 
-pub struct Launcher {
+pub struct KernelModule {
     functions: HashMap<Kernel, CUfunction>,
 }
 
 // SAFETY: a function of a module may be launched by any thread. The module is never unloaded.
-unsafe impl Send for Launcher {}
+unsafe impl Send for KernelModule {}
 // SAFETY: as above.
-unsafe impl Sync for Launcher {}
+unsafe impl Sync for KernelModule {}
 
 /// An argument of a kernel. Pointers to memory of the device are addresses.
 enum Argument {
@@ -46,9 +47,9 @@ impl Argument {
 
 use Argument::{Address, Count, Elements, Number};
 
-impl Launcher {
+impl KernelModule {
     /// Compiles and loads the kernels for a device of this architecture.
-    pub fn load(context: &Context, architecture: (u32, u32)) -> Result<Launcher> {
+    pub fn load(context: &Context, architecture: (u32, u32)) -> Result<KernelModule> {
         let image = compiled(architecture)?;
         let _entered = context.enter()?;
         // SAFETY: the image is a whole CUBIN, as the driver takes it.
@@ -59,13 +60,13 @@ impl Launcher {
             let function = unsafe { module::get_function(module, kernel.name().to_owned()) };
             Ok((kernel, checked("cuModuleGetFunction", function)?))
         };
-        Ok(Launcher { functions: Kernel::all().map(function).collect::<Result<_>>()? })
+        Ok(KernelModule { functions: Kernel::all().map(function).collect::<Result<_>>()? })
     }
 
     pub(super) fn accumulate(
         &self,
         stream: &Stream,
-        placed: &Placed,
+        placed: &ShardLayout,
         momentum: Option<Momentum>,
         clamp: f32,
     ) -> Result<()> {
@@ -74,7 +75,7 @@ impl Launcher {
         let arguments = [
             Address(shard.gradient),
             Address(shard.residual.address()),
-            Address(shard.velocity.map_or(0, Numbers::address)),
+            Address(shard.velocity.map_or(0, DeviceBuffer::address)),
             Elements(shard.grid.elements as u64),
             Count(placed.chunk),
             Number(momentum.factor),
@@ -87,7 +88,7 @@ impl Launcher {
         self.launch(stream, kernel, kernels::accumulate(placed.grid()), &arguments)
     }
 
-    pub(super) fn select(&self, stream: &Stream, placed: &Placed) -> Result<()> {
+    pub(super) fn select(&self, stream: &Stream, placed: &ShardLayout) -> Result<()> {
         if placed.chunks == 0 {
             return Ok(());
         }
@@ -104,14 +105,14 @@ impl Launcher {
     pub(super) fn pack(
         &self,
         stream: &Stream,
-        placed: &Placed,
+        placed: &ShardLayout,
         wire: Wire,
         clamp: f32,
     ) -> Result<()> {
         let shard = placed.shard;
         let arguments = [
             Address(shard.residual.address()),
-            Address(shard.velocity.map_or(0, Numbers::address)),
+            Address(shard.velocity.map_or(0, DeviceBuffer::address)),
             Elements(shard.grid.elements as u64),
             Count(placed.chunk),
             Address(placed.norms),
@@ -128,7 +129,7 @@ impl Launcher {
     pub(super) fn unpack(
         &self,
         stream: &Stream,
-        placed: &Placed,
+        placed: &ShardLayout,
         wire: Wire,
         keeps_rest: bool,
         clamp: f32,
@@ -148,30 +149,30 @@ impl Launcher {
         self.launch(stream, kernel, kernels::unpack(placed.grid()), &arguments)
     }
 
-    /// Replaces a gradient that is sent whole by what momentum makes of it.
-    ///
-    /// # Safety
-    /// The gradient is memory of the stream's device, valid when that gets there, with as many elements
-    /// as the velocity.
-    pub unsafe fn add_velocity(
+    pub(super) fn add_velocity(
         &self,
         stream: &Stream,
-        (gradient, element): (u64, Element),
-        velocity: &Numbers,
+        gradient: DeviceSlice,
+        velocity: &DeviceBuffer,
         momentum: Momentum,
     ) -> Result<()> {
         let arguments = [
-            Address(gradient),
+            Address(gradient.address),
             Address(velocity.address()),
             Elements(velocity.len() as u64),
             Number(momentum.factor),
             Count(momentum.nesterov.into()),
         ];
-        let kernel = Kernel::AddVelocity(float(element)?);
+        let kernel = Kernel::AddVelocity(float(gradient.element)?);
         self.launch(stream, kernel, kernels::add_velocity(velocity.len()), &arguments)
     }
 
-    pub(super) fn rescale(&self, stream: &Stream, numbers: &Numbers, factor: f32) -> Result<()> {
+    pub(super) fn rescale(
+        &self,
+        stream: &Stream,
+        numbers: &DeviceBuffer,
+        factor: f32,
+    ) -> Result<()> {
         let arguments =
             [Address(numbers.address()), Elements(numbers.len() as u64), Number(factor)];
         self.launch(stream, Kernel::Rescale, kernels::rescale(numbers.len()), &arguments)
@@ -194,7 +195,7 @@ impl Launcher {
         let mut pointers: Vec<_> = arguments.iter().map(Argument::pointer).collect();
         let Launch { grid, block, shared } = launch;
         // SAFETY: the arguments are those that the kernel takes, and are copied before this returns; the
-        // memory is the lane's or the exchange's, and is there when the stream gets to it.
+        // memory is the queue's or the exchange's, and is there when the stream gets to it.
         let outcome = unsafe {
             result::launch_kernel(*function, grid, block, shared, stream.handle(), &mut pointers)
         };
@@ -206,7 +207,7 @@ fn float(element: Element) -> Result<Float> {
     Float::of(element).ok_or_else(|| Fault(format!("{element:?} is not compressed")))
 }
 
-impl Placed<'_> {
+impl ShardLayout<'_> {
     /// How the kernels see its chunks.
     fn grid(&self) -> Grid {
         Grid { elements: self.shard.grid.elements, chunk: self.chunk as usize }

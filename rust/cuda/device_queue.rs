@@ -1,56 +1,56 @@
-//! A lane: one device of this rank in one group, and what is needed to exchange there. All of it is
-//! loaded when the lane is opened; nothing here knows of other ranks.
+//! A queue: one device of this rank in one group, and what is needed to exchange there. All of it is
+//! loaded when the queue is opened; nothing here knows of other ranks.
 
 use super::context::Context;
 use super::driver;
 use super::event::Event;
 use super::fault::{Fault, Result};
-use super::launcher::Launcher;
-use super::memory::Memory;
+use super::kernel_module::KernelModule;
+use super::memory::DeviceMemory;
 use super::nccl::Nccl;
 use super::stream::Stream;
 use std::fmt;
 use std::sync::Arc;
 
-pub struct Lane {
+pub struct DeviceQueue {
     /// Counted from 1, in the order in which this rank has opened its devices for the group.
-    pub number: u32,
+    pub slot: u32,
     pub device: i32,
     /// What the exchanges go on.
     pub stream: Arc<Stream>,
-    pub kernels: Launcher,
+    pub kernels: KernelModule,
     pub nccl: &'static Nccl,
     has_pools: bool,
 }
 
-impl Lane {
+impl DeviceQueue {
     /// Loads libraries and kernels for a device; `stream` is the raw handle of a stream there, which
-    /// stays valid as long as the lane.
-    pub fn open(number: u32, device: i32, stream: u64) -> Result<Lane> {
+    /// stays valid as long as the queue.
+    pub fn open(slot: u32, device: i32, stream: u64) -> Result<DeviceQueue> {
         let devices = driver::devices()?;
         if !(0..devices).contains(&device) {
             return Err(Fault(format!("there is no device {device}: this process sees {devices}")));
         }
         let description = driver::describe(device)?;
         let nccl = Nccl::get()?;
-        let context = Arc::new(Context::of(device)?);
-        let kernels = Launcher::load(&context, description.architecture)?;
+        let context = Arc::new(Context::primary(device)?);
+        let kernels = KernelModule::load(&context, description.architecture)?;
         let stream = Arc::new(Stream::borrowed(&context, stream));
-        Ok(Lane { number, device, stream, kernels, nccl, has_pools: description.has_pools })
+        Ok(DeviceQueue { slot, device, stream, kernels, nccl, has_pools: description.has_pools })
     }
 
     /// Whether what the caller puts on its own stream is recorded into a graph rather than done. `stream`
-    /// is the raw handle of a stream of the lane's device: so below.
-    pub fn is_captured(&self, stream: u64) -> Result<bool> {
+    /// is the raw handle of a stream of the queue's device: so below.
+    pub fn is_capturing(&self, stream: u64) -> Result<bool> {
         Stream::borrowed(&self.stream.context, stream).is_capturing()
     }
 
-    /// Marks what the caller has put on its own stream, for this lane to wait for.
-    pub fn mark(&self, stream: u64) -> Result<Event> {
+    /// Marks what the caller has put on its own stream, for this queue to wait for.
+    pub fn record(&self, stream: u64) -> Result<Event> {
         Stream::borrowed(&self.stream.context, stream).record()
     }
 
-    /// What is put on the lane from now on happens after the mark.
+    /// What is put on the queue from now on happens after the mark.
     pub fn wait(&self, mark: &Event) -> Result<()> {
         #[cfg(test)]
         if hooks::FORGETS_TO_WAIT.load(std::sync::atomic::Ordering::Relaxed) {
@@ -59,14 +59,14 @@ impl Lane {
         self.stream.wait(mark)
     }
 
-    pub fn memory(&self, bytes: usize) -> Result<Memory> {
-        Memory::new(&self.stream, bytes, self.has_pools)
+    pub fn memory(&self, bytes: usize) -> Result<DeviceMemory> {
+        DeviceMemory::new(&self.stream, bytes, self.has_pools)
     }
 }
 
-impl fmt::Debug for Lane {
+impl fmt::Debug for DeviceQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "lane {} on device {}", self.number, self.device)
+        write!(f, "queue {} on device {}", self.slot, self.device)
     }
 }
 
@@ -85,14 +85,14 @@ mod tests {
     /// tests/gpu/test_engine.py reads what this writes, where one library or the other is missing.
     #[test]
     fn a_gpu_that_cannot_be_opened_says_why() {
-        match Lane::open(1, 0, 0) {
-            Ok(lane) => println!("{lane:?} can be opened"),
+        match DeviceQueue::open(1, 0, 0) {
+            Ok(queue) => println!("{queue:?} can be opened"),
             Err(Fault(why)) => {
                 println!("{why}");
                 assert!(why.contains("not found") || why.contains("failed"), "{why}");
             }
         }
-        let Err(Fault(why)) = Lane::open(1, -1, 0) else { panic!("there is no device -1") };
+        let Err(Fault(why)) = DeviceQueue::open(1, -1, 0) else { panic!("there is no device -1") };
         assert!(why.contains("not found") || why.contains("no device -1"), "{why}");
     }
 }
