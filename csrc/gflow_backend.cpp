@@ -558,7 +558,7 @@ void GflowBackend::keep_for_undo(bool is_wanted) {
 }
 
 void GflowBackend::take_note_of_step(bool skipped, float factor) {
-  as_backend_error([&] { group_->take_note_of_step(skipped, factor, timeout_ms()); });
+  as_backend_error([&] { group_->record_step(skipped, factor, timeout_ms()); });
 }
 
 void GflowBackend::replace_broadcasts(Tensors replacements) {

@@ -121,7 +121,7 @@ class GflowBackend : public Backend {
 
   // What is kept of gradients from step to step. Each waits until all that was called is over.
   std::vector<BucketMemory::Listed> buckets() { return buckets_.list(); }
-  Place topology() const { return group_->topology(); }
+  Position position() const { return group_->position(); }
   ByteRange shard_of(size_t bytes) const { return group_->shard_of(bytes); }
   BucketState bucket_state(uint32_t number) const;
   void load_bucket(uint32_t number, BucketState state);

@@ -35,7 +35,7 @@ class UsedOnce {
   std::optional<rust::Box<T>> box_;
 };
 
-using PyDoor = UsedOnce<Door>;
+using PyEndpoint = UsedOnce<Endpoint>;
 using PyGroup = UsedOnce<Group>;
 
 using Strings = std::vector<std::string>;
@@ -46,23 +46,23 @@ rust::Vec<rust::String> to_rust(const Strings& strings) {
   return copies;
 }
 
-PyGroup join(PyDoor& door, const std::string& group, int rank, const Strings& labels,
+PyGroup join(PyEndpoint& door, const std::string& group, int rank, const Strings& labels,
              const Strings& addresses, const Strings& hosts, const Strings& entrances,
              const std::string& key, std::chrono::milliseconds timeout, bool compress,
              double density, uint64_t chunk, uint64_t warmup_steps, uint64_t ramp_steps,
              const std::string& wire, uint64_t fusion_bytes, float momentum) {
-  Membership membership{};
-  membership.compression =
+  GroupConfig config{};
+  config.compression =
       Compression{compress, density, chunk, warmup_steps, ramp_steps, wire, fusion_bytes, momentum};
-  membership.group = group;
-  membership.rank = static_cast<uint32_t>(rank);
-  membership.labels = to_rust(labels);
-  membership.addresses = to_rust(addresses);
-  membership.hosts = to_rust(hosts);
-  membership.entrances = to_rust(entrances);
-  for (const char byte : key) membership.key.push_back(static_cast<uint8_t>(byte));
-  membership.timeout_ms = static_cast<uint64_t>(timeout.count());
-  return PyGroup(join_group(door.take(), membership));
+  config.name = group;
+  config.rank = static_cast<uint32_t>(rank);
+  config.labels = to_rust(labels);
+  config.addresses = to_rust(addresses);
+  config.hosts = to_rust(hosts);
+  config.fd_sockets = to_rust(entrances);
+  for (const char byte : key) config.key.push_back(static_cast<uint8_t>(byte));
+  config.timeout_ms = static_cast<uint64_t>(timeout.count());
+  return PyGroup(join_group(door.take(), config));
 }
 
 BackendPtr make_backend(PyGroup& group, int rank, int size, std::chrono::milliseconds timeout,
@@ -129,8 +129,8 @@ std::vector<LiveBucket> live_buckets(const BackendPtr& backend) {
 }
 
 std::tuple<size_t, size_t, size_t, size_t> topology(const BackendPtr& backend) {
-  const auto topology = gflow_backend(backend).topology();
-  return {topology.hosts, topology.carriers, topology.host, topology.place};
+  const auto position = gflow_backend(backend).position();
+  return {position.hosts, position.carriers, position.host, position.local_rank};
 }
 
 std::pair<size_t, size_t> shard_of(const BackendPtr& backend, size_t bytes) {
@@ -172,13 +172,13 @@ PYBIND11_MODULE(_C, m) {
   pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child);
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
 
-  py::class_<PyDoor>(m, "Door", "A listening socket for a group that is being made.")
-      .def(py::init([](const std::string& address) { return PyDoor(open_door(address)); }),
+  py::class_<PyEndpoint>(m, "Door", "A listening socket for a group that is being made.")
+      .def(py::init([](const std::string& address) { return PyEndpoint(open_endpoint(address)); }),
            py::arg("address"))
       .def_property_readonly("address",
-                             [](const PyDoor& door) { return std::string(door.look().address()); })
+                             [](const PyEndpoint& door) { return std::string(door.look().address()); })
       .def_property_readonly(
-          "entrance", [](const PyDoor& door) { return std::string(door.look().entrance()); });
+          "entrance", [](const PyEndpoint& door) { return std::string(door.look().fd_socket()); });
   m.def("join", &join, no_gil, py::arg("door"), py::arg("group"), py::arg("rank"),
         py::arg("labels"), py::arg("addresses"), py::arg("hosts"), py::arg("entrances"),
         py::arg("key"), py::arg("timeout"), py::arg("compress"), py::arg("density"),

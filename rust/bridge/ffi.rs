@@ -4,8 +4,8 @@
 //! generated header as "rust/bridge/ffi.rs.h".
 
 use super::call::Done;
+use super::endpoint::{Endpoint, open_endpoint};
 use super::group::{Group, close_all_groups, join_group};
-use super::listener::{Door, open_door};
 use super::memory::{SharedMemory, prefer_huge_pages};
 use super::process::{
     after_fork_in_child, after_fork_in_parent, before_fork, dtype_name, look_for_gpus, provoke,
@@ -37,10 +37,9 @@ mod generated {
         receives: Vec<u64>,
     }
 
-    /// How gradients are exchanged; the fields are those of `engine::gradients::Method`.
+    /// How gradients are exchanged; the fields are those of `gradients::Method`.
     struct Compression {
-        /// Whether what crosses hosts is compressed at all.
-        is_on: bool,
+        enabled: bool,
         density: f64,
         chunk: u64,
         warmup_steps: u64,
@@ -57,12 +56,13 @@ mod generated {
         velocity: Vec<f32>,
     }
 
-    /// Where a rank stands among the hosts of its group.
-    struct Place {
+    /// Where a rank is among the hosts of its group.
+    struct Position {
         hosts: usize,
         carriers: usize,
         host: usize,
-        place: usize,
+        /// Its index among the ranks of its host.
+        local_rank: usize,
     }
 
     /// A part of a bucket, in bytes.
@@ -109,9 +109,9 @@ mod generated {
         exposed_seconds: f64,
     }
 
-    /// All that is needed to join a group.
-    struct Membership {
-        group: String,
+    /// What a rank has to know to join a group.
+    struct GroupConfig {
+        name: String,
         rank: u32,
         /// One per rank: how messages name it.
         labels: Vec<String>,
@@ -119,8 +119,8 @@ mod generated {
         addresses: Vec<String>,
         /// One per rank: ranks with the same word share memory if they can.
         hosts: Vec<String>,
-        /// One per rank: where it takes the memory of others; empty if it cannot.
-        entrances: Vec<String>,
+        /// One per rank: the name of its Unix socket for passing memory; empty if it has none.
+        fd_sockets: Vec<String>,
         key: Vec<u8>,
         timeout_ms: u64,
         compression: Compression,
@@ -162,13 +162,13 @@ mod generated {
         type Done;
         fn raise(self: &Done);
 
-        type Door;
-        fn open_door(address: &str) -> Result<Box<Door>>;
-        fn address(self: &Door) -> String;
-        fn entrance(self: &Door) -> String;
+        type Endpoint;
+        fn open_endpoint(address: &str) -> Result<Box<Endpoint>>;
+        fn address(self: &Endpoint) -> String;
+        fn fd_socket(self: &Endpoint) -> String;
 
         type Group;
-        fn join_group(door: Box<Door>, membership: &Membership) -> Result<Box<Group>>;
+        fn join_group(endpoint: Box<Endpoint>, config: &GroupConfig) -> Result<Box<Group>>;
         fn notice(self: &Group) -> String;
         fn compresses(self: &Group) -> bool;
         fn open_device(self: &Group, device: i32, stream: u64) -> Result<()>;
@@ -192,7 +192,7 @@ mod generated {
         fn flush(self: &Group) -> Result<()>;
         fn announcement(self: &Group) -> Result<String>;
         fn forget(self: &Group, buckets: &[u32]) -> Result<()>;
-        fn topology(self: &Group) -> Result<Place>;
+        fn position(self: &Group) -> Result<Position>;
         fn shard_of(self: &Group, bytes: usize) -> Result<ByteRange>;
         fn bucket_state(self: &Group, number: u32, timeout_ms: u64) -> Result<BucketState>;
         fn load_bucket(
@@ -202,13 +202,8 @@ mod generated {
             timeout_ms: u64,
         ) -> Result<()>;
         fn set_momentum(self: &Group, factor: f32, nesterov: bool, timeout_ms: u64) -> Result<()>;
-        fn keep_for_undo(self: &Group, is_wanted: bool, timeout_ms: u64) -> Result<()>;
-        fn take_note_of_step(
-            self: &Group,
-            skipped: bool,
-            factor: f32,
-            timeout_ms: u64,
-        ) -> Result<()>;
+        fn keep_for_undo(self: &Group, enabled: bool, timeout_ms: u64) -> Result<()>;
+        fn record_step(self: &Group, skipped: bool, factor: f32, timeout_ms: u64) -> Result<()>;
         fn abort(self: &Group, why: &str) -> Result<()>;
         fn close(self: &Group) -> Result<()>;
 

@@ -1,76 +1,60 @@
 //! A process group as C++ holds it: joining it, asking how it is, closing it.
 
-use super::listener::Door;
+use super::endpoint::Endpoint;
 use super::state::momentum;
 use super::{ffi, guard, milliseconds};
 use crate::codec::{Schedule, Wire};
-use crate::collective::assembly::{Assembled, RankDirectory, assemble};
-use crate::collective::topology::Topology;
-use crate::engine::Engine;
+use crate::collective::assembly::RankDirectory;
+use crate::engine::group;
 use crate::error::{Error, Result};
-use crate::gradients::{Gradients, Method};
-use crate::transport::handshake::{KEY_BYTES, Key};
-use crate::transport::interrupt::Interrupt;
-use crate::transport::shm::arena::Arena;
-use crate::transport::tcp::ConnectError;
-use crate::transport::tcp::connector::Connector;
+use crate::gradients::Method;
+use crate::transport::handshake::KEY_BYTES;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, Instant};
 
-/// One rank's part of a process group.
-pub(super) struct Group {
-    pub(super) engine: Arc<Engine>,
-    pub(super) topology: Topology,
-    pub(super) arena: Option<Arc<Arena>>,
-    notice: String,
-    pub(super) compresses: bool,
+/// One rank's membership in a process group.
+pub(super) struct Group(pub(super) group::Group);
+
+pub(super) fn join_group(endpoint: Box<Endpoint>, config: &ffi::GroupConfig) -> Result<Box<Group>> {
+    guard(|| Ok(Box::new(Group(group::Group::join(endpoint.0, read_config(config)?)?))))
 }
 
-/// Every group of this process, so that all can be closed before the interpreter ends.
-static GROUPS: Mutex<Vec<Weak<Engine>>> = Mutex::new(Vec::new());
-
-pub(super) fn join_group(door: Box<Door>, membership: &ffi::Membership) -> Result<Box<Group>> {
+pub(super) fn close_all_groups() -> Result<()> {
     guard(|| {
-        let timeout = milliseconds(membership.timeout_ms);
-        let interrupt = Interrupt::new()
-            .map(Arc::new)
-            .map_err(|error| Error::Connect(format!("no event descriptor: {error}")))?;
-        let addresses = parse_addresses(&membership.addresses)?;
-        let key: Key = membership.key.as_slice().try_into().map_err(|_| {
-            let length = membership.key.len();
-            Error::Connect(format!("a group key of {length} bytes, expected {KEY_BYTES}"))
-        })?;
-        let rank = membership.rank as usize;
-        let deadline = Instant::now() + timeout;
-        let Door { listener, entrance } = *door;
-        let connector =
-            Connector::open(listener, rank, addresses, key, deadline, interrupt.clone())
-                .map_err(|error| Error::Connect(format!("cannot take connections: {error}")))?;
-        let directory = RankDirectory {
-            hosts: membership.hosts.clone(),
-            fd_listeners: membership.entrances.clone(),
-        };
-        let Assembled { fabric, arena, notice } =
-            assemble(connector, entrance, &directory, &key, deadline)
-                .map_err(|error| unreachable_ranks(&error, membership, timeout))?;
-        let topology = fabric.topology().clone();
-        let labels = membership.labels.clone();
-        let method = read_method(&membership.compression, topology.hosts())?;
-        let compresses = method.is_some();
-        let gradients = Gradients::new(method, momentum(membership.compression.momentum, false));
-        let engine = Engine::start(&membership.group, labels, fabric, gradients, interrupt)?;
-        let engine = Arc::new(engine);
-        let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
-        groups.retain(|group| group.strong_count() > 0);
-        groups.push(Arc::downgrade(&engine));
-        Ok(Box::new(Group { engine, topology, arena, notice, compresses }))
+        group::Group::close_all();
+        Ok(())
     })
 }
 
-/// How gradients are exchanged between so many hosts, if they are to be compressed there.
-fn read_method(compression: &ffi::Compression, hosts: usize) -> Result<Option<Method>> {
-    if !compression.is_on || hosts == 1 {
+fn read_config(config: &ffi::GroupConfig) -> Result<group::GroupConfig> {
+    let key = config.key.as_slice().try_into().map_err(|_| {
+        let length = config.key.len();
+        Error::Connect(format!("a group key of {length} bytes, expected {KEY_BYTES}"))
+    })?;
+    Ok(group::GroupConfig {
+        name: config.name.clone(),
+        rank: config.rank as usize,
+        labels: config.labels.clone(),
+        addresses: parse_addresses(&config.addresses)?,
+        directory: RankDirectory {
+            hosts: config.hosts.clone(),
+            fd_listeners: config.fd_sockets.clone(),
+        },
+        key,
+        timeout: milliseconds(config.timeout_ms),
+        method: read_method(&config.compression)?,
+        momentum: momentum(config.compression.momentum, false),
+    })
+}
+
+fn parse_addresses(addresses: &[String]) -> Result<Vec<SocketAddr>> {
+    let parse = |address: &String| {
+        address.parse().map_err(|_| Error::Connect(format!("not an address: {address:?}")))
+    };
+    addresses.iter().map(parse).collect()
+}
+
+fn read_method(compression: &ffi::Compression) -> Result<Option<Method>> {
+    if !compression.enabled {
         return Ok(None);
     }
     let wire = Wire::from_name(&compression.wire).ok_or_else(|| {
@@ -86,93 +70,58 @@ fn read_method(compression: &ffi::Compression, hosts: usize) -> Result<Option<Me
     Ok(Some(Method { schedule, chunk, wire, fusion_bytes }))
 }
 
-fn parse_addresses(addresses: &[String]) -> Result<Vec<SocketAddr>> {
-    let parse = |address: &String| {
-        address.parse().map_err(|_| Error::Connect(format!("not an address: {address:?}")))
-    };
-    addresses.iter().map(parse).collect()
-}
-
-fn unreachable_ranks(
-    error: &ConnectError,
-    membership: &ffi::Membership,
-    timeout: Duration,
-) -> Error {
-    let name =
-        |rank: &usize| format!("{} at {}", membership.labels[*rank], membership.addresses[*rank]);
-    let missing: Vec<_> = error.missing.iter().map(name).collect();
-    Error::Connect(format!(
-        "{} could not connect with {} within {:.1} s ({}). If the addresses are of the wrong \
-         network, set GFLOW_IFNAME to the interface that the hosts share; a firewall between \
-         them must let all ports through",
-        membership.labels[membership.rank as usize],
-        missing.join(", "),
-        timeout.as_secs_f64(),
-        error.last
-    ))
-}
-
-/// Closes whatever groups are still open. For the end of the interpreter.
-pub(super) fn close_all_groups() -> Result<()> {
-    guard(|| {
-        let groups = std::mem::take(&mut *GROUPS.lock().unwrap_or_else(PoisonError::into_inner));
-        for group in groups.iter().filter_map(Weak::upgrade) {
-            group.close_for_good();
-        }
-        Ok(())
-    })
-}
-
 impl Group {
     pub(super) fn notice(&self) -> String {
-        self.notice.clone()
+        self.0.notice.clone()
     }
 
     /// Whether gradients that cross hosts are compressed. If so, every all-reduce of one dense
-    /// tensor on a device comes here, else none does.
+    /// tensor on a device must be submitted here; otherwise none.
     pub(super) fn compresses(&self) -> bool {
-        self.compresses
+        self.0.compresses
     }
 
-    /// Makes a device ready, once, before its first call. The exchanges go on `stream`, a raw
-    /// handle that stays valid as long as the group. It waits for no other rank.
+    /// Prepares a device before its first call. The engine works on `stream`, a raw handle that
+    /// must stay valid as long as the group. Waits for no other rank.
     pub(super) fn open_device(&self, device: i32, stream: u64) -> Result<()> {
-        guard(|| self.engine.open_device(device, stream))
+        guard(|| self.0.engine.open_device(device, stream))
     }
 
     pub(super) fn check_usable(&self) -> Result<()> {
-        guard(|| self.engine.check_usable())
+        guard(|| self.0.engine.check_usable())
     }
 
+    /// Waits until every collective submitted so far is complete.
     pub(super) fn fence(&self, timeout_ms: u64) -> Result<()> {
-        guard(|| self.engine.fence(milliseconds(timeout_ms)))
+        guard(|| self.0.engine.fence(milliseconds(timeout_ms)))
     }
 
     pub(super) fn seq(&self) -> Result<u64> {
-        guard(|| Ok(self.engine.seq()))
+        guard(|| Ok(self.0.engine.seq()))
     }
 
-    pub(super) fn topology(&self) -> Result<ffi::Place> {
+    pub(super) fn position(&self) -> Result<ffi::Position> {
         guard(|| {
-            Ok(ffi::Place {
-                hosts: self.topology.hosts(),
-                carriers: self.topology.carriers(),
-                host: self.topology.host(),
-                place: self.topology.local_rank(),
+            let topology = &self.0.topology;
+            Ok(ffi::Position {
+                hosts: topology.hosts(),
+                carriers: topology.carriers(),
+                host: topology.host(),
+                local_rank: topology.local_rank(),
             })
         })
     }
 
     pub(super) fn abort(&self, why: &str) -> Result<()> {
         guard(|| {
-            self.engine.abort(why);
+            self.0.engine.abort(why);
             Ok(())
         })
     }
 
     pub(super) fn close(&self) -> Result<()> {
         guard(|| {
-            self.engine.close();
+            self.0.engine.close();
             Ok(())
         })
     }

@@ -1,4 +1,4 @@
-//! Memory for gradient buckets that the ranks of this host share.
+//! Memory for gradient buckets.
 
 use super::group::Group;
 use super::guard;
@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::huge_pages;
 use crate::transport::shm::arena::Allocation;
 
-/// Memory of a tensor that the ranks of this host share; without an address where they do not.
+/// Memory that the ranks of this host share. It has no address if they share none.
 pub(super) struct SharedMemory(Option<Allocation>);
 
 impl SharedMemory {
@@ -17,16 +17,11 @@ impl SharedMemory {
 
 impl Group {
     pub(super) fn allocate(&self, bytes: usize) -> Result<Box<SharedMemory>> {
-        guard(|| {
-            // Of a group that has failed, a rank may still be writing into what it took for ours.
-            let arena = self.arena.as_ref().filter(|_| self.engine.check_usable().is_ok());
-            let allocation = arena.and_then(|arena| arena.allocate(bytes));
-            Ok(Box::new(SharedMemory(allocation)))
-        })
+        guard(|| Ok(Box::new(SharedMemory(self.0.allocate(bytes)))))
     }
 }
 
-/// Asks for huge pages for a tensor that has just been made.
+/// Asks for huge pages for a tensor that has just been allocated.
 ///
 /// # Safety
 /// As for [`huge_pages::prefer`].

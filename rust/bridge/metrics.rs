@@ -8,8 +8,8 @@ use crate::observe::gradients::{BucketCounts, Stage};
 impl Group {
     pub(super) fn metrics(&self) -> Result<ffi::MetricsSnapshot> {
         guard(|| {
-            let counts = self.engine.counts();
-            let (gradients, times) = self.engine.gradient_counts();
+            let counts = self.0.engine.counts();
+            let (gradients, times) = self.0.engine.gradient_counts();
             let by_kind = counts.by_kind.into_iter();
             let bucket = |(number, bucket): (u32, BucketCounts)| ffi::BucketMetrics {
                 number,
@@ -25,8 +25,8 @@ impl Group {
                 seconds,
             };
             Ok(ffi::MetricsSnapshot {
-                hosts: self.topology.hosts() as u64,
-                ranks_here: self.topology.local_ranks().len() as u64,
+                hosts: self.0.topology.hosts() as u64,
+                ranks_here: self.0.topology.local_ranks().len() as u64,
                 gradient_buckets: counts.gradient_buckets,
                 gradient_bytes: counts.gradient_bytes,
                 exact_tensors: counts.exact_tensors,
@@ -34,7 +34,7 @@ impl Group {
                 by_kind: by_kind
                     .map(|(kind, count)| ffi::KindCount { name: kind.name().to_string(), count })
                     .collect(),
-                compresses: self.compresses,
+                compresses: self.0.compresses,
                 buckets: gradients.buckets.into_iter().map(bucket).collect(),
                 other_carried_bytes: gradients.gone.carried_bytes,
                 other_wire_bytes: gradients.gone.wire_bytes + gradients.norm_bytes,
@@ -46,6 +46,6 @@ impl Group {
     }
 
     pub(super) fn announcement(&self) -> Result<String> {
-        guard(|| Ok(self.engine.announcement().unwrap_or_default()))
+        guard(|| Ok(self.0.engine.announcement().unwrap_or_default()))
     }
 }

@@ -3,7 +3,7 @@
 //! | file | what crosses |
 //! |---|---|
 //! | `ffi` | the declarations, from which cxx generates both sides |
-//! | `listener` | the sockets of a group that is being made |
+//! | `endpoint` | the sockets of a group that is being made |
 //! | `group` | a group: joining it, its state, closing it |
 //! | `call` | a collective: its description in, its outcome out |
 //! | `memory` | memory for gradient buckets |
@@ -16,9 +16,9 @@
 //! that reached cxx would abort the process. C++ exceptions arrive as errors with their message.
 
 mod call;
+mod endpoint;
 mod ffi;
 mod group;
-mod listener;
 mod memory;
 mod metrics;
 mod process;
@@ -48,12 +48,6 @@ mod tests {
     fn a_panic_in_an_entry_becomes_an_error_with_its_message() {
         let text = process::provoke("panic").unwrap_err().to_string();
         assert!(text.contains("provoked on purpose") && text.contains("please report"), "{text}");
-    }
-
-    #[test]
-    fn an_address_that_is_none_is_refused_with_what_came() {
-        let text = listener::open_door("eth0").err().unwrap().to_string();
-        assert!(text.contains("cannot listen on eth0: not an IP address"), "{text}");
     }
 
     #[test]

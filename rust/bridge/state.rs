@@ -3,37 +3,35 @@
 use super::group::Group;
 use super::{ffi, guard, milliseconds};
 use crate::codec::Momentum;
-use crate::collective::hierarchical;
-use crate::cuda::Fault;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::gradients::State;
 
+/// C++ has no `Option`: a factor of zero stands for no momentum.
 pub(super) fn momentum(factor: f32, nesterov: bool) -> Option<Momentum> {
     (factor != 0.0).then_some(Momentum { factor, nesterov })
 }
 
 impl Group {
+    /// These buckets are gone: nothing needs to be kept of them.
     pub(super) fn forget(&self, buckets: &[u32]) -> Result<()> {
         guard(|| {
-            self.engine.forget(buckets);
+            self.0.engine.forget(buckets);
             Ok(())
         })
     }
 
-    /// The part of a bucket of so many bytes that this rank carries to other hosts.
+    /// The part of a bucket of this size that this rank carries to other hosts.
     pub(super) fn shard_of(&self, bytes: usize) -> Result<ffi::ByteRange> {
         guard(|| {
-            let range = hierarchical::shard_range(&self.topology, bytes).unwrap_or(0..0);
+            let range = self.0.shard_of(bytes);
             Ok(ffi::ByteRange { start: range.start, end: range.end })
         })
     }
 
     pub(super) fn bucket_state(&self, number: u32, timeout_ms: u64) -> Result<ffi::BucketState> {
         guard(|| {
-            let limit = milliseconds(timeout_ms);
-            let state = self.engine.bucket_state(number, limit)?;
             let State { step, residual, velocity } =
-                state.map_err(|fault| self.on_device("saving what is kept of a bucket", fault))?;
+                self.0.engine.bucket_state(number, milliseconds(timeout_ms))?;
             Ok(ffi::BucketState { step, residual, velocity })
         })
     }
@@ -46,50 +44,20 @@ impl Group {
     ) -> Result<()> {
         guard(|| {
             let ffi::BucketState { step, residual, velocity } = state;
-            if residual.iter().chain(&velocity).any(|number| !number.is_finite()) {
-                // It would stay for ever, and keep its chunk from ever being sent.
-                let what = format!("gflow: the state of bucket {number} has infinity or NaN in it");
-                return Err(Error::Operation(what));
-            }
-            self.engine.with_gradients(milliseconds(timeout_ms), |gradients| {
-                gradients.load(number, State { step, residual, velocity });
-            })
+            let state = State { step, residual, velocity };
+            self.0.engine.load_bucket(number, state, milliseconds(timeout_ms))
         })
     }
 
     pub(super) fn set_momentum(&self, factor: f32, nesterov: bool, timeout_ms: u64) -> Result<()> {
-        guard(|| {
-            self.engine.with_gradients(milliseconds(timeout_ms), |gradients| {
-                gradients.set_momentum(momentum(factor, nesterov));
-            })
-        })
+        guard(|| self.0.engine.set_momentum(momentum(factor, nesterov), milliseconds(timeout_ms)))
     }
 
-    pub(super) fn keep_for_undo(&self, is_wanted: bool, timeout_ms: u64) -> Result<()> {
-        guard(|| {
-            self.engine.with_gradients(milliseconds(timeout_ms), |gradients| {
-                gradients.keep_for_undo(is_wanted);
-            })
-        })
+    pub(super) fn keep_for_undo(&self, enabled: bool, timeout_ms: u64) -> Result<()> {
+        guard(|| self.0.engine.keep_for_undo(enabled, milliseconds(timeout_ms)))
     }
 
-    pub(super) fn take_note_of_step(
-        &self,
-        skipped: bool,
-        factor: f32,
-        timeout_ms: u64,
-    ) -> Result<()> {
-        guard(|| {
-            let noted = self.engine.with_gradients(milliseconds(timeout_ms), |gradients| {
-                gradients.take_note_of_step(skipped, factor)
-            })?;
-            noted.map_err(|fault| self.on_device("taking note of a step", fault))
-        })
-    }
-
-    /// The error for what a device refused, outside of any collective.
-    fn on_device(&self, doing: &str, fault: Fault) -> Error {
-        let rank = self.engine.label().to_string();
-        Error::Device { rank, doing: doing.to_string(), reason: fault.0 }
+    pub(super) fn record_step(&self, skipped: bool, factor: f32, timeout_ms: u64) -> Result<()> {
+        guard(|| self.0.engine.record_step(skipped, factor, milliseconds(timeout_ms)))
     }
 }

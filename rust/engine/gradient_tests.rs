@@ -355,7 +355,7 @@ fn nothing_kept(case: &Case) -> Vec<Vec<Kept>> {
 /// What a rank keeps of a bucket.
 pub(super) fn kept_of(engine: &Engine, bucket: u32) -> State {
     let limit = Duration::from_secs(10);
-    engine.bucket_state(bucket, limit).unwrap().unwrap()
+    engine.bucket_state(bucket, limit).unwrap()
 }
 
 fn assert_kept(case: &Case, members: &[Member], kept: &[Vec<Kept>]) {

@@ -7,18 +7,18 @@
 
 pub mod devices;
 mod front;
-
+pub mod group;
 mod hands;
 pub mod operation;
 pub mod queue;
+mod state;
 mod watched;
 mod worker;
 
 use crate::collective::call::Call;
 use crate::collective::fabric::Fabric;
-use crate::cuda;
 use crate::error::{Error, Result};
-use crate::gradients::{Courier, Gradients, State};
+use crate::gradients::{Courier, Gradients};
 use crate::observe::counters::{Counters, Counts};
 use crate::observe::gradients::{GradientCounters, GradientCounts};
 use crate::observe::traffic::{Times, Traffic};
@@ -250,14 +250,6 @@ impl Engine {
         // A group that has failed meanwhile has aborted its exchanges: what was read is no result.
         self.check_usable()?;
         Ok(outcome)
-    }
-
-    /// What is kept of a bucket. If that is on a device, it waits for it, with an eye on the peers.
-    pub fn bucket_state(&self, number: u32, limit: Duration) -> Result<cuda::Result<State>> {
-        self.fence(limit)?;
-        // Not with the front locked: then nobody could look after the peers.
-        self.shared.devices.watchdog.wait_idle(limit);
-        self.with_gradients(limit, |gradients| gradients.state_of(number, limit))
     }
 
     /// These buckets are gone: nothing needs to be kept of them.

@@ -1,0 +1,53 @@
+//! What a group keeps of gradients between steps: saved, loaded and corrected, always after every
+//! collective submitted so far.
+
+use super::Engine;
+use crate::codec::Momentum;
+use crate::cuda::Fault;
+use crate::error::{Error, Result};
+use crate::gradients::State;
+use std::time::Duration;
+
+impl Engine {
+    /// What is kept of a bucket. If that is on a device, waits for the device and watches the peers
+    /// meanwhile.
+    pub fn bucket_state(&self, number: u32, limit: Duration) -> Result<State> {
+        self.fence(limit)?;
+        // Before locking the front: while it is locked, nobody can watch the peers.
+        self.shared.devices.watchdog.wait_idle(limit);
+        self.with_gradients(limit, |gradients| gradients.state_of(number, limit))?
+            .map_err(|fault| self.device_error("saving what is kept of a bucket", fault))
+    }
+
+    /// Puts back what a bucket kept when its state was saved.
+    pub fn load_bucket(&self, number: u32, state: State, limit: Duration) -> Result<()> {
+        if state.residual.iter().chain(&state.velocity).any(|value| !value.is_finite()) {
+            // It would stay for ever, and keep its chunk from ever being sent.
+            let what = format!("gflow: the state of bucket {number} has infinity or NaN in it");
+            return Err(Error::Operation(what));
+        }
+        self.with_gradients(limit, |gradients| gradients.load(number, state))
+    }
+
+    /// Takes the momentum over from the optimizer; `None` gives it back.
+    pub fn set_momentum(&self, momentum: Option<Momentum>, limit: Duration) -> Result<()> {
+        self.with_gradients(limit, |gradients| gradients.set_momentum(momentum))
+    }
+
+    /// Whether exchanges can be undone from now on.
+    pub fn keep_for_undo(&self, enabled: bool, limit: Duration) -> Result<()> {
+        self.with_gradients(limit, |gradients| gradients.keep_for_undo(enabled))
+    }
+
+    /// The optimizer has made a step, or `skipped` it, and changed the gradients' unit by `factor`.
+    pub fn record_step(&self, skipped: bool, factor: f32, limit: Duration) -> Result<()> {
+        self.with_gradients(limit, |gradients| gradients.take_note_of_step(skipped, factor))?
+            .map_err(|fault| self.device_error("taking note of a step", fault))
+    }
+
+    /// The error for a fault of a device outside of any collective.
+    fn device_error(&self, doing: &str, fault: Fault) -> Error {
+        let rank = self.label().to_string();
+        Error::Device { rank, doing: doing.to_string(), reason: fault.0 }
+    }
+}
