@@ -1,8 +1,8 @@
 //! A collective on its way in, with its description, and its outcome on the way out.
 
 use super::group::Group;
-use super::{ffi, guard, milliseconds};
-use crate::collective::call::{Call, CollectiveKind, OnDevice, View};
+use super::{ffi, guard, milliseconds, torch_codes};
+use crate::collective::call::{Call, OnDevice, View};
 use crate::collective::span::{Memory, Span};
 use crate::engine::operation::Operation;
 use crate::error::{Error, Result};
@@ -47,13 +47,13 @@ impl Group {
 }
 
 fn read_call(call: ffi::CallDescription) -> Result<Call> {
-    let kind = CollectiveKind::from_code(call.kind).ok_or_else(|| {
+    let kind = torch_codes::collective_kind(call.kind).ok_or_else(|| {
         Error::Operation(format!("gflow: unknown kind of collective, code {}", call.kind))
     })?;
     let view = View {
         kind,
-        dtype: call.dtype,
-        reduce_op: call.reduce_op,
+        dtype: torch_codes::data_type(call.dtype),
+        reduce_op: torch_codes::reduce_op(call.reduce_op),
         root: call.root,
         tensors: call.tensors,
         numel: call.numel,

@@ -2,6 +2,7 @@
 
 use super::group::Group;
 use super::{ffi, guard};
+use crate::collective::call::CollectiveKind;
 use crate::error::Result;
 use crate::observe::gradients::{BucketCounts, Stage};
 
@@ -10,7 +11,7 @@ impl Group {
         guard(|| {
             let counts = self.0.engine.counts();
             let (gradients, times) = self.0.engine.gradient_counts();
-            let by_kind = counts.by_kind.into_iter();
+            let by_kind = CollectiveKind::ALL.into_iter().zip(counts.by_kind);
             let bucket = |(number, bucket): (u32, BucketCounts)| ffi::BucketMetrics {
                 number,
                 steps: bucket.steps,
@@ -32,6 +33,7 @@ impl Group {
                 exact_tensors: counts.exact_tensors,
                 exact_bytes: counts.exact_bytes,
                 by_kind: by_kind
+                    .filter(|(_, count)| *count > 0)
                     .map(|(kind, count)| ffi::KindCount { name: kind.name().to_string(), count })
                     .collect(),
                 compresses: self.0.compresses,

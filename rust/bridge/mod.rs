@@ -23,6 +23,7 @@ mod memory;
 mod metrics;
 mod process;
 mod state;
+mod torch_codes;
 
 use crate::error::{Error, Result};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,14 +1,13 @@
 //! Entries that concern the whole process and no group.
 
-use super::{ffi, guard};
-use crate::collective::call;
+use super::{ffi, guard, torch_codes};
 use crate::cuda::{self, Finding};
 use crate::error::{Error, Result};
 use crate::fork;
 
 /// The Python name of a torch type, for messages that C++ writes.
 pub(super) fn dtype_name(code: u8) -> Result<String> {
-    guard(|| Ok(call::dtype_name(code)))
+    guard(|| Ok(torch_codes::data_type(code).to_string()))
 }
 
 /// What the GPU path needs, and whether it is on this machine.

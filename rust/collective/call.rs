@@ -1,33 +1,31 @@
-//! One collective as this rank called it: the part of a call that the ranks have to agree on.
-//!
-//! The codes are torch's own (`c10d::OpType`, `c10::ScalarType`, `c10d::ReduceOp::RedOpType`), so
-//! the shim passes them through unchanged. A code that is not known here is refused, never guessed.
+//! One collective as this rank called it, and the part of it that all ranks must have in common.
 
+use super::types::{DataType, ReduceOp};
 use crate::error::Error;
 use std::fmt;
 use std::time::Duration;
 
-/// The kinds of collective, with torch's `OpType` codes.
+/// The kinds of collective. The number of each is its code in messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum CollectiveKind {
-    Broadcast = 0,
-    AllReduce = 1,
-    AllReduceCoalesced = 2,
-    Reduce = 3,
-    AllGather = 4,
-    AllGatherSingle = 5,
-    AllGatherCoalesced = 6,
-    Gather = 7,
-    Scatter = 8,
-    ReduceScatter = 9,
-    AllToAllSingle = 10,
-    AllToAll = 11,
-    Barrier = 15,
-    ReduceScatterSingle = 16,
-    AllReduceSparse = 18,
-    ReduceScatterSingleCoalesced = 19,
-    AllGatherSingleCoalesced = 20,
+    Broadcast,
+    AllReduce,
+    AllReduceCoalesced,
+    Reduce,
+    AllGather,
+    AllGatherSingle,
+    AllGatherCoalesced,
+    Gather,
+    Scatter,
+    ReduceScatter,
+    AllToAllSingle,
+    AllToAll,
+    Barrier,
+    ReduceScatterSingle,
+    AllReduceSparse,
+    ReduceScatterSingleCoalesced,
+    AllGatherSingleCoalesced,
 }
 
 impl CollectiveKind {
@@ -52,7 +50,7 @@ impl CollectiveKind {
     ];
 
     pub fn from_code(code: u8) -> Option<CollectiveKind> {
-        CollectiveKind::ALL.into_iter().find(|kind| *kind as u8 == code)
+        CollectiveKind::ALL.get(usize::from(code)).copied()
     }
 
     /// The name a Python user knows it by.
@@ -108,10 +106,10 @@ impl CollectiveKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct View {
     pub kind: CollectiveKind,
-    /// torch's `ScalarType` code of the first tensor.
-    pub dtype: u8,
-    /// torch's `RedOpType` code; 0 where nothing is reduced.
-    pub reduce_op: u8,
+    /// Of the first tensor.
+    pub dtype: DataType,
+    /// `Sum` where nothing is reduced.
+    pub reduce_op: ReduceOp,
     pub root: u32,
     pub tensors: u32,
     /// Elements over all tensors; 0 for the all-to-alls, which may differ from rank to rank.
@@ -162,37 +160,6 @@ impl Call {
     }
 }
 
-/// The Python name of a torch `ScalarType` code.
-pub fn dtype_name(code: u8) -> String {
-    let name = match code {
-        0 => "uint8",
-        1 => "int8",
-        2 => "int16",
-        3 => "int32",
-        4 => "int64",
-        5 => "float16",
-        6 => "float32",
-        7 => "float64",
-        8 => "complex32",
-        9 => "complex64",
-        10 => "complex128",
-        11 => "bool",
-        15 => "bfloat16",
-        other => return format!("dtype #{other}"),
-    };
-    name.to_string()
-}
-
-/// The name of a torch `RedOpType` code.
-pub fn reduce_op_name(code: u8) -> String {
-    const NAMES: [&str; 9] =
-        ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"];
-    match NAMES.get(usize::from(code)) {
-        Some(name) => (*name).to_string(),
-        None => format!("reduce op #{code}"),
-    }
-}
-
 /// In words: "all_reduce of 4 elements of float32 with SUM".
 impl fmt::Display for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -200,17 +167,17 @@ impl fmt::Display for View {
         match self.kind {
             CollectiveKind::Barrier => return Ok(()),
             CollectiveKind::AllToAll | CollectiveKind::AllToAllSingle => {
-                write!(f, " of {}", dtype_name(self.dtype))?;
+                write!(f, " of {}", self.dtype)?;
             }
             _ if self.tensors > 1 => {
-                let dtype = dtype_name(self.dtype);
-                write!(f, " of {} tensors, {} elements of {dtype}", self.tensors, self.numel)?;
+                let View { tensors, numel, dtype, .. } = self;
+                write!(f, " of {tensors} tensors, {numel} elements of {dtype}")?;
                 write!(f, " (layout {:08x})", self.layout as u32)?;
             }
-            _ => write!(f, " of {} elements of {}", self.numel, dtype_name(self.dtype))?,
+            _ => write!(f, " of {} elements of {}", self.numel, self.dtype)?,
         }
         if self.kind.reduces() {
-            write!(f, " with {}", reduce_op_name(self.reduce_op))?;
+            write!(f, " with {}", self.reduce_op)?;
         }
         if self.kind.has_root() {
             write!(f, ", root {}", self.root)?;
@@ -232,8 +199,8 @@ pub(crate) mod tests {
         Call {
             view: View {
                 kind: CollectiveKind::AllReduce,
-                dtype: 6,
-                reduce_op: 0,
+                dtype: DataType::F32,
+                reduce_op: ReduceOp::Sum,
                 root: 0,
                 tensors: 1,
                 numel,
@@ -265,7 +232,8 @@ pub(crate) mod tests {
     fn a_view_reads_like_the_call_that_was_made() {
         let view = all_reduce(4).view;
         assert_eq!(view.to_string(), "all_reduce of 4 elements of float32 with SUM");
-        let broadcast = View { kind: CollectiveKind::Broadcast, root: 3, dtype: 3, ..view.clone() };
+        let broadcast =
+            View { kind: CollectiveKind::Broadcast, root: 3, dtype: DataType::I32, ..view.clone() };
         assert_eq!(broadcast.to_string(), "broadcast of 4 elements of int32, root 3");
         let second = View { device_slot: 2, ..broadcast };
         assert!(second.to_string().ends_with("root 3, on the 2. GPU that it uses in this group"));

@@ -9,7 +9,6 @@ use super::fabric::Fabric;
 use super::hierarchical;
 use super::span::{Memory, Span};
 use super::topology::Topology;
-use crate::simd::element::{Element, Reduction};
 use crate::simd::reducer::Reducer;
 use crate::transport::Failure;
 use std::time::Instant;
@@ -29,8 +28,8 @@ impl Plan {
             CollectiveKind::Barrier => Some(Plan::Barrier),
             _ if view.tensors != 1 => None,
             CollectiveKind::AllReduce => {
-                let element = Element::from_torch(view.dtype)?;
-                let reduction = Reduction::from_torch(view.reduce_op)?;
+                let element = view.dtype.element()?;
+                let reduction = view.reduce_op.reduction()?;
                 Some(Plan::AllReduce(Reducer::new(element, reduction, size)))
             }
             CollectiveKind::Broadcast => {

@@ -9,6 +9,7 @@ use crate::codec::{Momentum, Schedule, Wire};
 use crate::collective::call::CollectiveKind;
 use crate::collective::partition::{partition, partitions};
 use crate::collective::span::Memory;
+use crate::collective::types::DataType;
 use crate::gradients::{Gradients, Method, State};
 use crate::simd::element::Element;
 use proptest::prelude::*;
@@ -138,11 +139,11 @@ impl Case {
     }
 }
 
-pub(super) fn torch_code(element: Element) -> u8 {
+pub(super) fn data_type(element: Element) -> DataType {
     match element {
-        Element::F32 => 6,
-        Element::F16 => 5,
-        _ => 15,
+        Element::F32 => DataType::F32,
+        Element::F16 => DataType::F16,
+        _ => DataType::BF16,
     }
 }
 
@@ -180,8 +181,8 @@ pub(super) fn exchange(
                         let settled_by = Mutex::new(Some(sender));
                         let operation =
                             Arc::new(OnTensors { memory, obstacle: None, settled: settled_by });
-                        let dtype = torch_code(case.element);
-                        let mut call = call(CollectiveKind::AllReduce, dtype, 0, 0, gradient.len());
+                        let dtype = data_type(case.element);
+                        let mut call = call(CollectiveKind::AllReduce, dtype, 0, gradient.len());
                         if joined != Some(rank) {
                             (call.gradient, call.bucket) = (true, bucket as u32 + 1);
                         }

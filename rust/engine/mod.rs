@@ -15,7 +15,7 @@ mod state;
 mod watched;
 mod worker;
 
-use crate::collective::call::Call;
+use crate::collective::call::{Call, CollectiveKind};
 use crate::collective::fabric::Fabric;
 use crate::error::{Error, Result};
 use crate::gradients::{Courier, Gradients};
@@ -128,7 +128,7 @@ impl Engine {
             front: Mutex::new(Front { fabric, gradients }),
             labels,
             rank,
-            counters: Counters::default(),
+            counters: Counters::new(CollectiveKind::ALL.len()),
             traffic: Traffic::default(),
             gradient_counters,
             devices,
@@ -515,8 +515,8 @@ mod whole_tests;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collective::call::View;
     use crate::collective::call::tests::all_reduce;
-    use crate::collective::call::{CollectiveKind, View};
     use crate::collective::fabric::tests::fabrics;
     use crate::collective::span::Memory;
     use std::sync::mpsc::{Receiver, Sender, channel};

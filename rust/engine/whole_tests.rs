@@ -9,6 +9,7 @@ use crate::collective::fabric::Fabric;
 use crate::collective::ring::{Ring, RingChannel};
 use crate::collective::span::{Memory, Span};
 use crate::collective::topology::Topology;
+use crate::collective::types::{DataType, ReduceOp};
 use crate::error::{Error, Result};
 use crate::gradients::Gradients;
 use crate::transport::interrupt::Interrupt;
@@ -195,22 +196,16 @@ impl Operation for OnTensors {
     fn notify(&self) {}
 }
 
-/// Element types of the tests: their torch code, and their size.
-const I32: (u8, usize) = (3, 4);
-const U8: (u8, usize) = (0, 1);
-const F64: (u8, usize) = (7, 8);
+/// Element types of the tests, and their sizes.
+const I32: (DataType, usize) = (DataType::I32, 4);
+const U8: (DataType, usize) = (DataType::U8, 1);
+const F64: (DataType, usize) = (DataType::F64, 8);
 
-pub(super) fn call(
-    kind: CollectiveKind,
-    dtype: u8,
-    reduce_op: u8,
-    root: usize,
-    numel: usize,
-) -> Call {
+pub(super) fn call(kind: CollectiveKind, dtype: DataType, root: usize, numel: usize) -> Call {
     let view = View {
         kind,
         dtype,
-        reduce_op,
+        reduce_op: ReduceOp::Sum,
         root: root as u32,
         tensors: 1,
         numel: numel as u64,
@@ -255,7 +250,7 @@ fn number(rank: usize, index: usize) -> u8 {
     ((rank * 7 + index * 3 + index / 251) % 31) as u8
 }
 
-fn encode(dtype: (u8, usize), value: u32) -> Vec<u8> {
+fn encode(dtype: (DataType, usize), value: u32) -> Vec<u8> {
     match dtype {
         I32 => value.to_ne_bytes().to_vec(),
         F64 => f64::from(value).to_ne_bytes().to_vec(),
@@ -263,13 +258,13 @@ fn encode(dtype: (u8, usize), value: u32) -> Vec<u8> {
     }
 }
 
-fn contribution(dtype: (u8, usize), rank: usize, numel: usize) -> Vec<u8> {
+fn contribution(dtype: (DataType, usize), rank: usize, numel: usize) -> Vec<u8> {
     (0..numel).flat_map(|index| encode(dtype, u32::from(number(rank, index)))).collect()
 }
 
 fn check_all_reduce(
     members: &[Member],
-    dtype: (u8, usize),
+    dtype: (DataType, usize),
     numel: usize,
     guard: usize,
     in_arena: &dyn Fn(usize) -> bool,
@@ -284,7 +279,7 @@ fn check_all_reduce(
         .collect();
     let memory = |tensor: &Tensor| Memory { inputs: Vec::new(), outputs: vec![tensor.span()] };
     let memories = tensors.iter().map(memory).collect();
-    run(members, &call(CollectiveKind::AllReduce, dtype.0, 0, 0, numel), memories);
+    run(members, &call(CollectiveKind::AllReduce, dtype.0, 0, numel), memories);
     let sum = |index| (0..members.len()).map(|rank| u32::from(number(rank, index))).sum::<u32>();
     let expected: Vec<u8> = (0..numel).flat_map(|index| encode(dtype, sum(index))).collect();
     for (rank, tensor) in tensors.iter().enumerate() {
@@ -298,7 +293,7 @@ fn check_broadcast(members: &[Member], root: usize, bytes: usize) {
         .collect();
     let memory = |tensor: &Tensor| Memory { inputs: Vec::new(), outputs: vec![tensor.span()] };
     let memories = tensors.iter().map(memory).collect();
-    run(members, &call(CollectiveKind::Broadcast, 0, 0, root, bytes), memories);
+    run(members, &call(CollectiveKind::Broadcast, DataType::U8, root, bytes), memories);
     let expected = contribution(U8, root, bytes);
     assert!(tensors.iter().all(|tensor| tensor.content() == expected), "root {root}, {bytes}");
 }
@@ -315,7 +310,7 @@ fn check_all_gather(members: &[Member], bytes: usize) {
         outputs: outputs.iter().map(Tensor::span).collect(),
     };
     let memories = inputs.iter().zip(&outputs).map(memory).collect();
-    run(members, &call(CollectiveKind::AllGather, 0, 0, 0, bytes), memories);
+    run(members, &call(CollectiveKind::AllGather, DataType::U8, 0, bytes), memories);
     for outputs in &outputs {
         for (rank, output) in outputs.iter().enumerate() {
             assert!(output.content() == contribution(U8, rank, bytes), "{bytes} of rank {rank}");
@@ -409,7 +404,7 @@ fn what_a_rank_has_shown_is_void_once_it_has_given_up() {
                 obstacle: None,
                 settled: Mutex::new(Some(sender)),
             });
-            let call = Call { timeout, ..call(CollectiveKind::Barrier, 0, 0, 0, 0) };
+            let call = Call { timeout, ..call(CollectiveKind::Barrier, DataType::U8, 0, 0) };
             members[rank].engine.submit(call, operation).unwrap();
             settled.recv_timeout(Duration::from_secs(30)).unwrap().expect("it fails")
         };
@@ -448,7 +443,7 @@ fn a_rank_that_cannot_get_ready_is_named_by_all_and_the_group_goes_on() {
                     });
                     member
                         .engine
-                        .submit(call(CollectiveKind::AllReduce, 6, 0, 0, 0), operation)
+                        .submit(call(CollectiveKind::AllReduce, DataType::F32, 0, 0), operation)
                         .unwrap();
                     let text = settled.recv_timeout(Duration::from_secs(30)).unwrap().unwrap();
                     let expected = "rank 1 cannot take part: no memory for a copy";
@@ -470,7 +465,7 @@ fn sixteen_bit_floats_are_summed_in_more_than_sixteen_bits() {
         let tensors: Vec<_> = (0..3).map(|rank| Tensor::new(&content(rank), 2, None)).collect();
         let memory = |tensor: &Tensor| Memory { inputs: Vec::new(), outputs: vec![tensor.span()] };
         let memories = tensors.iter().map(memory).collect();
-        run(&members, &call(CollectiveKind::AllReduce, 5, 0, 0, numel), memories);
+        run(&members, &call(CollectiveKind::AllReduce, DataType::F16, 0, numel), memories);
         let expected = half::f16::from_f32(2050.0).to_ne_bytes().repeat(numel);
         assert!(tensors.iter().all(|tensor| tensor.content() == expected));
     }
@@ -500,7 +495,7 @@ fn sums_of_floats_have_the_same_bits_on_every_rank_and_in_every_run() {
             let memory =
                 |tensor: &Tensor| Memory { inputs: Vec::new(), outputs: vec![tensor.span()] };
             let memories = tensors.iter().map(memory).collect();
-            run(&members, &call(CollectiveKind::AllReduce, 6, 0, 0, 50_001), memories);
+            run(&members, &call(CollectiveKind::AllReduce, DataType::F32, 0, 50_001), memories);
             for tensor in &tensors {
                 let content = tensor.content();
                 assert!(*first.get_or_insert_with(|| content.clone()) == content, "{hosts:?}");

@@ -17,6 +17,7 @@ use crate::collective::plan::{Plan, tensors_in_arenas};
 use crate::collective::span::Memory;
 use crate::error::{Error, Result};
 use crate::gradients::{Doing, Failed, Member, Place, Shard, Tensor};
+use crate::observe::counters::Completed;
 use crate::observe::gradients::Stage;
 use crate::simd::element::Element;
 use crate::transport::Failure;
@@ -265,7 +266,7 @@ fn perform_on_device(
 }
 
 fn element_of(job: &Job) -> Option<Element> {
-    Element::from_torch(job.call.view.dtype)
+    job.call.view.dtype.element()
 }
 
 fn doing(job: &Job) -> Arc<Doing> {
@@ -360,7 +361,13 @@ fn complete(shared: &Shared, job: Job, agreed: &Agreed, over: &mut Vec<Over>) {
 
 fn note(shared: &Shared, job: Job, agreed: &Agreed, outcome: Result<()>, over: &mut Vec<Over>) {
     if outcome.is_ok() {
-        shared.counters.count(&job.call, agreed);
+        let view = &job.call.view;
+        shared.counters.count(Completed {
+            kind: view.kind as usize,
+            is_gradient: agreed.gradient,
+            tensors: u64::from(view.tensors),
+            bytes: job.call.bytes,
+        });
     }
     let is_gradient = job.call.gradient;
     let own = Own { seq: job.seq, operation: job.operation, is_gradient };

@@ -4,8 +4,8 @@
 //! NCCL then takes as long as it likes until all ranks of a communicator are there. It is asked from time
 //! to time; nothing here waits for it but with an eye on the peers and the deadline.
 
-use crate::collective::agreement::IDS_CODE;
 use crate::collective::fabric::Fabric;
+use crate::collective::message::{Envelope, Tag};
 use crate::cuda::{
     self, Communicator, CommunicatorRank, DeviceQueue, Fault, UNIQUE_ID_BYTES, UniqueId,
     close_in_background,
@@ -14,6 +14,8 @@ use crate::transport::Failure;
 use crate::transport::frame::MAX_PAYLOAD;
 use std::sync::Arc;
 use std::time::Instant;
+use zerocopy::byteorder::little_endian::U32;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// This rank's communicators on a lane; those of one rank alone are not there.
 #[derive(Clone, Default)]
@@ -131,23 +133,45 @@ fn take_seat(
 /// The ids that a rank has made: of its host's communicator, and of the one across hosts.
 type Ids = [Option<UniqueId>; 2];
 
-const HEADER_BYTES: usize = 16;
+/// What the message of a rank begins with. Behind it are [`IdsLayout`], or why there are none.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct IdsHeader {
+    envelope: Envelope,
+    lane: U32,
+    outcome: u8,
+    reserved: [u8; 3],
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct IdsLayout([IdLayout; 2]);
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct IdLayout {
+    is_there: u8,
+    id: [u8; UNIQUE_ID_BYTES],
+}
+
 const MADE: u8 = 1;
 const FAILED: u8 = 2;
 
 fn encode(seq: u64, lane: u32, ids: &cuda::Result<Ids>) -> Vec<u8> {
-    let mut message = Vec::new();
-    message.extend_from_slice(&seq.to_le_bytes());
-    message.push(IDS_CODE);
-    message.push(if ids.is_ok() { MADE } else { FAILED });
-    message.extend_from_slice(&[0; 2]);
-    message.extend_from_slice(&lane.to_le_bytes());
+    let header = IdsHeader {
+        envelope: Envelope::new(Tag::NcclIds, seq),
+        lane: lane.into(),
+        outcome: if ids.is_ok() { MADE } else { FAILED },
+        reserved: [0; 3],
+    };
+    let mut message = header.as_bytes().to_vec();
     match ids {
         Ok(ids) => {
-            for id in ids {
-                message.push(id.is_some().into());
-                message.extend_from_slice(&id.map_or([0; UNIQUE_ID_BYTES], |id| id.0));
-            }
+            let layout = |id: Option<UniqueId>| IdLayout {
+                is_there: id.is_some().into(),
+                id: id.map_or([0; UNIQUE_ID_BYTES], |id| id.0),
+            };
+            message.extend_from_slice(IdsLayout(ids.map(layout)).as_bytes());
         }
         Err(fault) => message.extend_from_slice(fault.0.as_bytes()),
     }
@@ -157,28 +181,19 @@ fn encode(seq: u64, lane: u32, ids: &cuda::Result<Ids>) -> Vec<u8> {
 
 /// What another rank has made, or why it could not; an error if the message is something else.
 fn decode(seq: u64, lane: u32, message: &[u8]) -> Result<Result<Ids, String>, String> {
-    let (Some(header), Some(body)) = (message.get(..HEADER_BYTES), message.get(HEADER_BYTES..))
-    else {
+    let Ok((header, body)) = IdsHeader::ref_from_prefix(message) else {
         return Err(format!("{} bytes, expected the ids of communicators", message.len()));
     };
-    let expected = encode(seq, lane, &Ok([None; 2]));
-    let (code, is_same) =
-        (header[9], header[..9] == expected[..9] && header[10..] == expected[10..16]);
-    if !is_same {
+    if !header.envelope.is(Tag::NcclIds, seq) || header.lane != lane {
         return Err(format!(
             "it is at something else while this rank opens its GPU for the group, in #{seq}"
         ));
     }
-    match code {
-        FAILED => Ok(Err(String::from_utf8_lossy(body).into_owned())),
-        MADE if body.len() == 2 * (1 + UNIQUE_ID_BYTES) => {
-            let id = |bytes: &[u8]| {
-                let (is_there, id) = bytes.split_first_chunk::<1>()?;
-                let id = UniqueId(*id.first_chunk()?);
-                (is_there[0] != 0).then_some(id)
-            };
-            let (within, across) = body.split_at(1 + UNIQUE_ID_BYTES);
-            Ok(Ok([id(within), id(across)]))
+    match (header.outcome, IdsLayout::ref_from_bytes(body)) {
+        (FAILED, _) => Ok(Err(String::from_utf8_lossy(body).into_owned())),
+        (MADE, Ok(ids)) => {
+            let id = |one: &IdLayout| (one.is_there != 0).then_some(UniqueId(one.id));
+            Ok(Ok([id(&ids.0[0]), id(&ids.0[1])]))
         }
         _ => Err(format!("{} bytes of ids of communicators", body.len())),
     }
@@ -213,7 +228,7 @@ mod tests {
         ) {
             let _ = decode(3, 1, &bytes);
             let mut message = encode(3, 1, &Ok([None; 2]));
-            message.truncate(HEADER_BYTES);
+            message.truncate(size_of::<IdsHeader>());
             message.extend(bytes);
             let _ = decode(3, 1, &message);
         }

@@ -5,14 +5,15 @@
 //! They are added in the order of hosts, whoever adds them, so all get the same sums to the bit.
 
 use crate::codec::add_norms;
-use crate::collective::agreement::NORMS_CODE;
 use crate::collective::fabric::Fabric;
+use crate::collective::message::{Envelope, Tag};
 use crate::transport::Failure;
 use crate::transport::frame::MAX_PAYLOAD;
 use std::time::Instant;
+use zerocopy::byteorder::little_endian::F32;
+use zerocopy::{FromBytes, IntoBytes};
 
-const HEADER_BYTES: usize = 16;
-const NORMS_PER_MESSAGE: usize = (MAX_PAYLOAD - HEADER_BYTES) / size_of::<f32>();
+const NORMS_PER_MESSAGE: usize = (MAX_PAYLOAD - size_of::<Envelope>()) / size_of::<f32>();
 
 /// Replaces `norms` by their sums over all hosts. `seq` is the number of the exchange's first
 /// collective. Returns how many bytes this rank has sent.
@@ -39,29 +40,26 @@ pub fn sum_over_hosts(
 }
 
 fn encode(seq: u64, norms: &[f32]) -> Vec<u8> {
-    let mut message = Vec::with_capacity(HEADER_BYTES + 4 * norms.len());
-    message.extend_from_slice(&seq.to_le_bytes());
-    message.push(NORMS_CODE);
-    message.resize(HEADER_BYTES, 0);
+    let mut message = Vec::with_capacity(size_of::<Envelope>() + size_of_val(norms));
+    message.extend_from_slice(Envelope::new(Tag::Norms, seq).as_bytes());
     message.extend(norms.iter().flat_map(|norm| norm.to_le_bytes()));
     message
 }
 
 fn decode(seq: u64, count: usize, message: &[u8]) -> Result<Vec<f32>, String> {
-    let (Some(header), Some(norms)) = (message.get(..HEADER_BYTES), message.get(HEADER_BYTES..))
-    else {
+    let Some((envelope, norms)) = Envelope::open(message) else {
         return Err(format!("{} bytes, expected the norms of {count} chunks", message.len()));
     };
-    let (of_seq, rest) = header.split_first_chunk().expect("the header is long enough");
-    let of_seq = u64::from_le_bytes(*of_seq);
-    if rest[0] != NORMS_CODE || of_seq != seq || norms.len() != 4 * count {
+    let norms = <[F32]>::ref_from_bytes_with_elems(norms, count).ok();
+    let Some(norms) = norms.filter(|_| envelope.is(Tag::Norms, seq)) else {
         return Err(format!(
-            "it is at something else (#{of_seq}) while this rank exchanges the gradients that it \
+            "it is at something else (#{}) while this rank exchanges the gradients that it \
              has held back since #{seq}: a rank waited for one of them before the end of the \
-             backward pass, or called another collective"
+             backward pass, or called another collective",
+            envelope.seq()
         ));
-    }
-    Ok(norms.as_chunks().0.iter().map(|norm| f32::from_le_bytes(*norm)).collect())
+    };
+    Ok(norms.iter().map(|norm| norm.get()).collect())
 }
 
 #[cfg(test)]

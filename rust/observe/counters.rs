@@ -1,16 +1,24 @@
 //! Counters of what a group has done. They only ever grow, and counting never waits for an exchange.
 
-use crate::collective::agreement::Agreed;
-use crate::collective::call::{Call, CollectiveKind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Counters {
     gradient_buckets: AtomicU64,
     gradient_bytes: AtomicU64,
     exact_tensors: AtomicU64,
     exact_bytes: AtomicU64,
-    by_kind: [AtomicU64; CollectiveKind::ALL.len()],
+    by_kind: Vec<AtomicU64>,
+}
+
+/// A collective that succeeded, in numbers.
+#[derive(Debug, Clone, Copy)]
+pub struct Completed {
+    /// Index of its kind in the caller's list of kinds.
+    pub kind: usize,
+    pub is_gradient: bool,
+    pub tensors: u64,
+    pub bytes: u64,
 }
 
 /// The counters at one moment.
@@ -20,36 +28,44 @@ pub struct Counts {
     pub gradient_bytes: u64,
     pub exact_tensors: u64,
     pub exact_bytes: u64,
-    /// Collectives done, by kind; only kinds that occurred.
-    pub by_kind: Vec<(CollectiveKind, u64)>,
+    /// Collectives completed, by index of kind.
+    pub by_kind: Vec<u64>,
 }
 
 impl Counters {
-    /// Counts a collective that succeeded.
-    pub fn count(&self, call: &Call, agreed: &Agreed) {
+    /// For collectives of `kinds` kinds.
+    pub fn new(kinds: usize) -> Counters {
+        Counters {
+            gradient_buckets: AtomicU64::new(0),
+            gradient_bytes: AtomicU64::new(0),
+            exact_tensors: AtomicU64::new(0),
+            exact_bytes: AtomicU64::new(0),
+            by_kind: (0..kinds).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+
+    pub fn count(&self, completed: Completed) {
         let add = |counter: &AtomicU64, amount: u64| {
             counter.fetch_add(amount, Ordering::Relaxed);
         };
-        if agreed.gradient {
+        if completed.is_gradient {
             add(&self.gradient_buckets, 1);
-            add(&self.gradient_bytes, call.bytes);
+            add(&self.gradient_bytes, completed.bytes);
         } else {
-            add(&self.exact_tensors, u64::from(call.view.tensors));
-            add(&self.exact_bytes, call.bytes);
+            add(&self.exact_tensors, completed.tensors);
+            add(&self.exact_bytes, completed.bytes);
         }
-        let index = CollectiveKind::ALL.iter().position(|kind| *kind == call.view.kind);
-        add(&self.by_kind[index.expect("CollectiveKind::ALL has every kind")], 1);
+        add(&self.by_kind[completed.kind], 1);
     }
 
     pub fn now(&self) -> Counts {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let by_kind = CollectiveKind::ALL.into_iter().zip(self.by_kind.iter().map(read));
         Counts {
             gradient_buckets: read(&self.gradient_buckets),
             gradient_bytes: read(&self.gradient_bytes),
             exact_tensors: read(&self.exact_tensors),
             exact_bytes: read(&self.exact_bytes),
-            by_kind: by_kind.filter(|(_, count)| *count > 0).collect(),
+            by_kind: self.by_kind.iter().map(read).collect(),
         }
     }
 }

@@ -1,5 +1,4 @@
-//! What may be reduced, and how: the element types and reductions, with the codes torch gives
-//! them. It must never guess: a code it does not know is None, not the nearest thing.
+//! The element types that can be reduced, and the reductions.
 
 /// The type of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,21 +25,6 @@ impl Element {
         Element::I64,
     ];
 
-    /// The element type with this number in torch's `ScalarType`.
-    pub fn from_torch(code: u8) -> Option<Element> {
-        match code {
-            0 => Some(Element::U8),
-            1 => Some(Element::I8),
-            3 => Some(Element::I32),
-            4 => Some(Element::I64),
-            5 => Some(Element::F16),
-            6 => Some(Element::F32),
-            7 => Some(Element::F64),
-            15 => Some(Element::BF16),
-            _ => None,
-        }
-    }
-
     pub fn bytes(self) -> usize {
         match self {
             Element::I8 | Element::U8 => 1,
@@ -64,30 +48,4 @@ pub enum Reduction {
 impl Reduction {
     pub const ALL: [Reduction; 5] =
         [Reduction::Sum, Reduction::Avg, Reduction::Product, Reduction::Min, Reduction::Max];
-
-    /// The reduction with this number in torch's `ReduceOp`.
-    pub fn from_torch(code: u8) -> Option<Reduction> {
-        match code {
-            0 => Some(Reduction::Sum),
-            1 => Some(Reduction::Avg),
-            2 => Some(Reduction::Product),
-            3 => Some(Reduction::Min),
-            4 => Some(Reduction::Max),
-            _ => None,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_element_and_reduction_has_one_code() {
-        let elements: Vec<Element> = (0..=255).filter_map(Element::from_torch).collect();
-        assert_eq!(elements.len(), Element::ALL.len());
-        assert!(Element::ALL.iter().all(|element| elements.contains(element)));
-        let reductions: Vec<Reduction> = (0..=255).filter_map(Reduction::from_torch).collect();
-        assert_eq!(reductions, Reduction::ALL);
-    }
 }

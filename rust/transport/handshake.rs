@@ -18,7 +18,7 @@ pub const KEY_BYTES: usize = 32;
 pub type Key = [u8; KEY_BYTES];
 
 /// The last byte is the protocol's version.
-const MAGIC: [u8; 8] = *b"gflow\0\0\x02";
+const MAGIC: [u8; 8] = *b"gflow\0\0\x03";
 const NONCE_BYTES: usize = 32;
 const PROOF_BYTES: usize = 32;
 const HELLO_BYTES: usize = MAGIC.len() + 4 + 4 + 4 + NONCE_BYTES;

@@ -4,6 +4,7 @@ use super::gpu::{self, Gpu, Pending, bring, call_for, gpus, submit, submit_broug
 use super::standin::Standin;
 use super::{exchange, gradients};
 use crate::collective::call::{Call, CollectiveKind};
+use crate::collective::types::DataType;
 use crate::engine::gradient_tests::{self, Case, kept_of, two_hosts};
 use crate::engine::whole_tests::{Member, call};
 use crate::error::Result;
@@ -470,7 +471,8 @@ fn a_tensor_that_is_no_gradient_is_begun_on_the_inner_backend() {
     let standin = Standin::ready();
     let (_, members, gpus) = group();
     let begin = |(member, gpu): (&Member, &Gpu)| {
-        submit(gpu, member, call(CollectiveKind::AllReduce, 6, 0, 0, 16), vec![1; 64]).unwrap()
+        submit(gpu, member, call(CollectiveKind::AllReduce, DataType::F32, 0, 16), vec![1; 64])
+            .unwrap()
     };
     let pending: Vec<_> = members.iter().zip(&gpus).map(begin).collect();
     for one in pending {

@@ -5,7 +5,7 @@ use super::LIMIT;
 use crate::collective::call::{Call, CollectiveKind, OnDevice};
 use crate::collective::span::{Memory as Tensors, Span};
 use crate::cuda::{Context, DeviceMemory, Event, Stream};
-use crate::engine::gradient_tests::{Case, encode, torch_code};
+use crate::engine::gradient_tests::{Case, data_type, encode};
 use crate::engine::operation::Operation;
 use crate::engine::whole_tests::{Member, OnTensors, Tensor, call};
 use crate::error::{Error, Result};
@@ -194,7 +194,7 @@ pub fn submit_brought(gpu: &Gpu, member: &Member, call: Call, tensor: Brought) -
 /// The call for a bucket of a case, from 0.
 pub fn call_for(case: &Case, bucket: usize, is_tagged: bool) -> Call {
     let mut call =
-        call(CollectiveKind::AllReduce, torch_code(case.element), 0, 0, case.buckets[bucket]);
+        call(CollectiveKind::AllReduce, data_type(case.element), 0, case.buckets[bucket]);
     if is_tagged {
         (call.gradient, call.bucket) = (true, bucket as u32 + 1);
     }
