@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "gflow_backend.h"
+#include "log_bindings.h"
 
 namespace gflow {
 namespace {
@@ -231,6 +232,7 @@ PYBIND11_MODULE(_C, m) {
       no_gil, py::arg("backend"), py::arg("replacements"));
   m.def("look_for_gpus", &gpu_findings, no_gil,
         "What the GPU path needs: its name, what was found or why not, whether it is there.");
+  bind_log(m);
   m.def("close_all_groups", &close_all_groups, no_gil);
   m.def(
       "provoke", [](const std::string& what) { provoke(what); }, no_gil, py::arg("what"),

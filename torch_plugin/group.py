@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
-from gflow import accelerator, native
+from gflow import accelerator, logs, native
 from gflow.network import own_address
 from gflow.options import Options, Settings, settle
 from gflow.rendezvous import Card, Party, meet
@@ -30,6 +30,7 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
     """
     settings = settle(pg_options)
     library = native.load()
+    logs.start(library)
     # The Reducer asks a backend for bucket memory only if this is set; a user's own choice stays.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -18,6 +19,8 @@ from typing import Any
 PREFIX = "GFLOW_"
 #: Of the machine, not of a group: the engine reads them when a GPU is first used.
 OF_THE_MACHINE = ("GFLOW_NCCL", "GFLOW_CACHE")
+#: Of the process, not of a group: how much gflow logs.
+LOG_VARIABLE = "GFLOW_LOG"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +191,29 @@ def settle(options: Options | None, environ: Mapping[str, str] = os.environ) -> 
     return Settings(values)
 
 
+#: The levels of ``GFLOW_LOG``, as Python's ``logging`` counts them.
+_LOG_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "off": logging.CRITICAL + 1,
+}
+
+
+def log_level(environ: Mapping[str, str] = os.environ) -> int | None:
+    """The level that ``GFLOW_LOG`` asks for, or ``None`` if it is not set."""
+    text = environ.get(LOG_VARIABLE)
+    if not text:
+        return None
+    if text.lower() not in _LOG_LEVELS:
+        allowed = ", ".join(map(repr, _LOG_LEVELS))
+        raise ValueError(f"gflow: {LOG_VARIABLE} is {text!r}, but must be one of {allowed}.")
+    return _LOG_LEVELS[text.lower()]
+
+
 def _warn_of_unknown_variables(environ: Mapping[str, str]) -> None:
-    known = [*(knob.variable for knob in KNOBS.values()), *OF_THE_MACHINE]
+    known = [*(knob.variable for knob in KNOBS.values()), *OF_THE_MACHINE, LOG_VARIABLE]
     for variable in sorted(environ):
         if variable.startswith(PREFIX) and variable not in known:
             nearest = difflib.get_close_matches(variable, known, n=1, cutoff=0.0)

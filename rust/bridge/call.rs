@@ -16,7 +16,7 @@ impl Group {
         call: ffi::CallDescription,
         operation: SharedPtr<ffi::Operation>,
     ) -> Result<u64> {
-        guard(|| self.0.engine.submit(read_call(call)?, Arc::new(CxxOperation(operation))))
+        self.guard(|| self.0.engine.submit(read_call(call)?, Arc::new(CxxOperation(operation))))
     }
 
     pub(super) fn submit_and_wait(
@@ -24,22 +24,24 @@ impl Group {
         call: ffi::CallDescription,
         operation: SharedPtr<ffi::Operation>,
     ) -> Result<u64> {
-        guard(|| self.0.engine.submit_and_wait(read_call(call)?, Arc::new(CxxOperation(operation))))
+        self.guard(|| {
+            self.0.engine.submit_and_wait(read_call(call)?, Arc::new(CxxOperation(operation)))
+        })
     }
 
     pub(super) fn submit_aside(&self, operation: SharedPtr<ffi::Operation>) -> Result<()> {
-        guard(|| self.0.engine.submit_aside(Arc::new(CxxOperation(operation))))
+        self.guard(|| self.0.engine.submit_aside(Arc::new(CxxOperation(operation))))
     }
 
     pub(super) fn end_of_pass(&self) -> Result<()> {
-        guard(|| {
+        self.guard(|| {
             self.0.engine.end_of_pass();
             Ok(())
         })
     }
 
     pub(super) fn flush(&self) -> Result<()> {
-        guard(|| {
+        self.guard(|| {
             self.0.engine.flush();
             Ok(())
         })

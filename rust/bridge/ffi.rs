@@ -6,6 +6,7 @@
 use super::call::Done;
 use super::endpoint::{Endpoint, open_endpoint};
 use super::group::{Group, close_all_groups, join_group};
+use super::log::{next_log_records, start_log, stop_log};
 use super::memory::{SharedMemory, prefer_huge_pages};
 use super::process::{
     after_fork_in_child, after_fork_in_parent, before_fork, dtype_name, look_for_gpus, provoke,
@@ -134,6 +135,19 @@ mod generated {
         is_there: bool,
     }
 
+    /// A record of the engine's log, for Python's `logging`.
+    struct LogRecord {
+        /// 1 for errors, up to 4 for debug.
+        level: u8,
+        module: String,
+        group: String,
+        /// -1 for a record that is about no group.
+        rank: i64,
+        text: String,
+        /// Seconds since 1970.
+        created: f64,
+    }
+
     /// The memory of one tensor: of the host, or of the device that the call names.
     struct TensorSpan {
         address: usize,
@@ -214,6 +228,9 @@ mod generated {
         fn dtype_name(code: u8) -> Result<String>;
         fn look_for_gpus() -> Result<Vec<Finding>>;
         fn close_all_groups() -> Result<()>;
+        fn start_log(level: u8);
+        fn next_log_records() -> Result<Vec<LogRecord>>;
+        fn stop_log();
         fn before_fork();
         fn after_fork_in_parent();
         fn after_fork_in_child();

@@ -8,6 +8,7 @@ use crate::collective::assembly::RankDirectory;
 use crate::engine::group;
 use crate::error::{Error, Result};
 use crate::gradients::Method;
+use crate::observe::log::in_group;
 use crate::transport::handshake::KEY_BYTES;
 use std::net::SocketAddr;
 
@@ -71,6 +72,11 @@ fn read_method(compression: &ffi::Compression) -> Result<Option<Method>> {
 }
 
 impl Group {
+    /// Runs an entry from C++ that concerns this group, and attributes its log records to it.
+    pub(super) fn guard<T>(&self, entry: impl FnOnce() -> Result<T>) -> Result<T> {
+        in_group(&self.0.log_context, || guard(entry))
+    }
+
     pub(super) fn notice(&self) -> String {
         self.0.notice.clone()
     }
@@ -84,24 +90,24 @@ impl Group {
     /// Prepares a device before its first call. The engine works on `stream`, a raw handle that
     /// must stay valid as long as the group. Waits for no other rank.
     pub(super) fn open_device(&self, device: i32, stream: u64) -> Result<()> {
-        guard(|| self.0.engine.open_device(device, stream))
+        self.guard(|| self.0.engine.open_device(device, stream))
     }
 
     pub(super) fn check_usable(&self) -> Result<()> {
-        guard(|| self.0.engine.check_usable())
+        self.guard(|| self.0.engine.check_usable())
     }
 
     /// Waits until every collective submitted so far is complete.
     pub(super) fn fence(&self, timeout_ms: u64) -> Result<()> {
-        guard(|| self.0.engine.fence(milliseconds(timeout_ms)))
+        self.guard(|| self.0.engine.fence(milliseconds(timeout_ms)))
     }
 
     pub(super) fn seq(&self) -> Result<u64> {
-        guard(|| Ok(self.0.engine.seq()))
+        self.guard(|| Ok(self.0.engine.seq()))
     }
 
     pub(super) fn position(&self) -> Result<ffi::Position> {
-        guard(|| {
+        self.guard(|| {
             let topology = &self.0.topology;
             Ok(ffi::Position {
                 hosts: topology.hosts(),
@@ -113,14 +119,14 @@ impl Group {
     }
 
     pub(super) fn abort(&self, why: &str) -> Result<()> {
-        guard(|| {
+        self.guard(|| {
             self.0.engine.abort(why);
             Ok(())
         })
     }
 
     pub(super) fn close(&self) -> Result<()> {
-        guard(|| {
+        self.guard(|| {
             self.0.engine.close();
             Ok(())
         })

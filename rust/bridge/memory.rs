@@ -1,7 +1,6 @@
 //! Memory for gradient buckets.
 
 use super::group::Group;
-use super::guard;
 use crate::error::Result;
 use crate::huge_pages;
 use crate::transport::shm::arena::Allocation;
@@ -17,7 +16,7 @@ impl SharedMemory {
 
 impl Group {
     pub(super) fn allocate(&self, bytes: usize) -> Result<Box<SharedMemory>> {
-        guard(|| Ok(Box::new(SharedMemory(self.0.allocate(bytes)))))
+        self.guard(|| Ok(Box::new(SharedMemory(self.0.allocate(bytes)))))
     }
 }
 

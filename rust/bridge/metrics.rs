@@ -1,14 +1,14 @@
 //! The counters of a group, and the line about compression.
 
+use super::ffi;
 use super::group::Group;
-use super::{ffi, guard};
 use crate::collective::call::CollectiveKind;
 use crate::error::Result;
 use crate::observe::gradients::{BucketCounts, Stage};
 
 impl Group {
     pub(super) fn metrics(&self) -> Result<ffi::MetricsSnapshot> {
-        guard(|| {
+        self.guard(|| {
             let counts = self.0.engine.counts();
             let (gradients, times) = self.0.engine.gradient_counts();
             let by_kind = CollectiveKind::ALL.into_iter().zip(counts.by_kind);
@@ -48,6 +48,6 @@ impl Group {
     }
 
     pub(super) fn announcement(&self) -> Result<String> {
-        guard(|| Ok(self.0.engine.announcement().unwrap_or_default()))
+        self.guard(|| Ok(self.0.engine.announcement().unwrap_or_default()))
     }
 }

@@ -9,6 +9,7 @@
 //! | `memory` | memory for gradient buckets |
 //! | `state` | what is kept of gradients between steps |
 //! | `metrics` | counters |
+//! | `log` | log records |
 //! | `process` | what concerns the whole process: forks, GPUs, deliberate failures |
 //!
 //! This folder translates types and makes no decisions. Every entry from C++ that can fail goes
@@ -19,6 +20,7 @@ mod call;
 mod endpoint;
 mod ffi;
 mod group;
+mod log;
 mod memory;
 mod metrics;
 mod process;

@@ -1,7 +1,7 @@
 //! What is kept of gradients between steps: saved, loaded and corrected.
 
 use super::group::Group;
-use super::{ffi, guard, milliseconds};
+use super::{ffi, milliseconds};
 use crate::codec::Momentum;
 use crate::error::Result;
 use crate::gradients::State;
@@ -14,7 +14,7 @@ pub(super) fn momentum(factor: f32, nesterov: bool) -> Option<Momentum> {
 impl Group {
     /// These buckets are gone: nothing needs to be kept of them.
     pub(super) fn forget(&self, buckets: &[u32]) -> Result<()> {
-        guard(|| {
+        self.guard(|| {
             self.0.engine.forget(buckets);
             Ok(())
         })
@@ -22,14 +22,14 @@ impl Group {
 
     /// The part of a bucket of this size that this rank carries to other hosts.
     pub(super) fn shard_of(&self, bytes: usize) -> Result<ffi::ByteRange> {
-        guard(|| {
+        self.guard(|| {
             let range = self.0.shard_of(bytes);
             Ok(ffi::ByteRange { start: range.start, end: range.end })
         })
     }
 
     pub(super) fn bucket_state(&self, number: u32, timeout_ms: u64) -> Result<ffi::BucketState> {
-        guard(|| {
+        self.guard(|| {
             let State { step, residual, velocity } =
                 self.0.engine.bucket_state(number, milliseconds(timeout_ms))?;
             Ok(ffi::BucketState { step, residual, velocity })
@@ -42,7 +42,7 @@ impl Group {
         state: ffi::BucketState,
         timeout_ms: u64,
     ) -> Result<()> {
-        guard(|| {
+        self.guard(|| {
             let ffi::BucketState { step, residual, velocity } = state;
             let state = State { step, residual, velocity };
             self.0.engine.load_bucket(number, state, milliseconds(timeout_ms))
@@ -50,14 +50,16 @@ impl Group {
     }
 
     pub(super) fn set_momentum(&self, factor: f32, nesterov: bool, timeout_ms: u64) -> Result<()> {
-        guard(|| self.0.engine.set_momentum(momentum(factor, nesterov), milliseconds(timeout_ms)))
+        self.guard(|| {
+            self.0.engine.set_momentum(momentum(factor, nesterov), milliseconds(timeout_ms))
+        })
     }
 
     pub(super) fn keep_for_undo(&self, enabled: bool, timeout_ms: u64) -> Result<()> {
-        guard(|| self.0.engine.keep_for_undo(enabled, milliseconds(timeout_ms)))
+        self.guard(|| self.0.engine.keep_for_undo(enabled, milliseconds(timeout_ms)))
     }
 
     pub(super) fn record_step(&self, skipped: bool, factor: f32, timeout_ms: u64) -> Result<()> {
-        guard(|| self.0.engine.record_step(skipped, factor, milliseconds(timeout_ms)))
+        self.guard(|| self.0.engine.record_step(skipped, factor, milliseconds(timeout_ms)))
     }
 }

@@ -7,6 +7,7 @@ use crate::collective::hierarchical;
 use crate::collective::topology::Topology;
 use crate::error::{Error, Result};
 use crate::gradients::{Gradients, Method};
+use crate::observe::log::{GroupContext, in_group};
 use crate::transport::handshake::Key;
 use crate::transport::interrupt::Interrupt;
 use crate::transport::shm::arena::{Allocation, Arena};
@@ -71,13 +72,26 @@ pub struct Group {
     pub compresses: bool,
     /// What the user should know about how the group was made; empty if all went well.
     pub notice: String,
+    /// What this group's log records are attributed to.
+    pub log_context: Arc<GroupContext>,
     arena: Option<Arc<Arena>>,
 }
 
 impl Group {
     /// Connects to all other ranks, agrees with them on who shares memory, and starts the engine.
     pub fn join(endpoint: Endpoint, config: GroupConfig) -> Result<Group> {
-        let deadline = Instant::now() + config.timeout;
+        let (group, rank) = (config.name.clone(), config.rank as u32);
+        let context = Arc::new(GroupContext { group, rank });
+        in_group(&context, || Group::join_logged(endpoint, config, context.clone()))
+    }
+
+    fn join_logged(
+        endpoint: Endpoint,
+        config: GroupConfig,
+        log_context: Arc<GroupContext>,
+    ) -> Result<Group> {
+        let start = Instant::now();
+        let deadline = start + config.timeout;
         let interrupt = Interrupt::new()
             .map(Arc::new)
             .map_err(|error| Error::Connect(format!("no event descriptor: {error}")))?;
@@ -95,6 +109,8 @@ impl Group {
             assemble(connector, fd_listener, &config.directory, &config.key, deadline)
                 .map_err(|error| unreachable_ranks(&error, &config))?;
         let topology = fabric.topology().clone();
+        let (size, hosts) = (config.labels.len(), topology.hosts());
+        log::info!("joined {size} ranks on {hosts} hosts in {:.1?}", start.elapsed());
         // Nothing crosses hosts where there is only one, so nothing is compressed.
         let method = config.method.filter(|_| topology.hosts() > 1);
         let compresses = method.is_some();
@@ -104,7 +120,7 @@ impl Group {
         let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
         groups.retain(|group| group.strong_count() > 0);
         groups.push(Arc::downgrade(&engine));
-        Ok(Group { engine, topology, compresses, notice, arena })
+        Ok(Group { engine, topology, compresses, notice, log_context, arena })
     }
 
     /// Memory that the ranks of this host can all reach; `None` if they share none.
