@@ -1,7 +1,7 @@
 //! A collective on its way in, with its description, and its outcome on the way out.
 
 use super::group::Group;
-use super::{ffi, guard, milliseconds, torch_codes};
+use super::{ffi, milliseconds, torch_codes};
 use crate::collective::call::{Call, OnDevice, View};
 use crate::collective::span::{Memory, Span};
 use crate::engine::operation::Operation;
