@@ -6,4 +6,5 @@
 pub mod counters;
 pub mod gradients;
 pub mod log;
+pub mod threads;
 pub mod traffic;
