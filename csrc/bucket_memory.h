@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "rust/bridge/ffi.rs.h"
+#include "rust/bridge/entries.rs.h"
 
 namespace gflow {
 

@@ -6,7 +6,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "rust/bridge/ffi.rs.h"
+#include "rust/bridge/types.rs.h"
 
 namespace gflow {
 

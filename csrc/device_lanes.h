@@ -10,7 +10,7 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "rust/bridge/ffi.rs.h"
+#include "rust/bridge/entries.rs.h"
 
 namespace gflow {
 

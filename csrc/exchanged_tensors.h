@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "contiguous.h"
-#include "rust/bridge/ffi.rs.h"
+#include "rust/bridge/types.rs.h"
 
 namespace gflow {
 

@@ -25,7 +25,7 @@
 #include "device_lanes.h"
 #include "gflow_work.h"
 #include "point_to_point.h"
-#include "rust/bridge/ffi.rs.h"
+#include "rust/bridge/entries.rs.h"
 #include "torch_operation.h"
 
 namespace gflow {

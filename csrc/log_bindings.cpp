@@ -1,6 +1,6 @@
 #include "log_bindings.h"
 
-#include "rust/bridge/ffi.rs.h"
+#include "rust/bridge/entries.rs.h"
 
 namespace gflow {
 

@@ -3,7 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 
-#include "rust/bridge/ffi.rs.h"
+#include "rust/bridge/entries.rs.h"
 
 namespace gflow {
 namespace {

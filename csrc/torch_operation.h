@@ -10,7 +10,7 @@
 
 #include "bridge/operation.h"
 #include "gflow_work.h"
-#include "rust/bridge/ffi.rs.h"
+#include "rust/bridge/types.rs.h"
 
 namespace gflow {
 

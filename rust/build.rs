@@ -1,10 +1,14 @@
-//! Compiles the C++ half of the cxx bridge. It must never need torch's headers: `cargo build` and
-//! `cargo test` work without a Python or a torch on the machine.
+//! Compiles the C++ half of the cxx bridge. It must not need torch's headers: `cargo build` and
+//! `cargo test` work without Python or torch on the machine.
+
+const BRIDGES: [&str; 2] = ["rust/bridge/types.rs", "rust/bridge/entries.rs"];
 
 fn main() {
-    // Generated headers are included as "rust/bridge/ffi.rs.h" below target/cxxbridge/gflow.
+    // The generated headers, such as "rust/bridge/types.rs.h", are below target/cxxbridge/gflow.
     cxx_build::CFG.include_prefix = "gflow";
-    cxx_build::bridge("rust/bridge/ffi.rs").include("csrc").std("c++20").compile("gflow_bridge");
-    println!("cargo:rerun-if-changed=rust/bridge/ffi.rs");
+    cxx_build::bridges(BRIDGES).include("csrc").std("c++20").compile("gflow_bridge");
+    for bridge in BRIDGES {
+        println!("cargo:rerun-if-changed={bridge}");
+    }
     println!("cargo:rerun-if-changed=csrc/bridge/operation.h");
 }

@@ -1,7 +1,7 @@
 //! A collective on its way in, with its description, and its outcome on the way out.
 
 use super::group::Group;
-use super::{ffi, milliseconds, torch_codes};
+use super::{milliseconds, torch_codes, types};
 use crate::collective::call::{Call, OnDevice, View};
 use crate::collective::span::{Memory, Span};
 use crate::engine::operation::Operation;
@@ -13,23 +13,23 @@ use std::sync::Arc;
 impl Group {
     pub(super) fn submit(
         &self,
-        call: ffi::CallDescription,
-        operation: SharedPtr<ffi::Operation>,
+        call: types::CallDescription,
+        operation: SharedPtr<types::Operation>,
     ) -> Result<u64> {
         self.guard(|| self.0.engine.submit(read_call(call)?, Arc::new(CxxOperation(operation))))
     }
 
     pub(super) fn submit_and_wait(
         &self,
-        call: ffi::CallDescription,
-        operation: SharedPtr<ffi::Operation>,
+        call: types::CallDescription,
+        operation: SharedPtr<types::Operation>,
     ) -> Result<u64> {
         self.guard(|| {
             self.0.engine.submit_and_wait(read_call(call)?, Arc::new(CxxOperation(operation)))
         })
     }
 
-    pub(super) fn submit_aside(&self, operation: SharedPtr<ffi::Operation>) -> Result<()> {
+    pub(super) fn submit_aside(&self, operation: SharedPtr<types::Operation>) -> Result<()> {
         self.guard(|| self.0.engine.submit_aside(Arc::new(CxxOperation(operation))))
     }
 
@@ -48,7 +48,7 @@ impl Group {
     }
 }
 
-fn read_call(call: ffi::CallDescription) -> Result<Call> {
+fn read_call(call: types::CallDescription) -> Result<Call> {
     let kind = torch_codes::collective_kind(call.kind).ok_or_else(|| {
         Error::Operation(format!("gflow: unknown kind of collective, code {}", call.kind))
     })?;
@@ -80,17 +80,8 @@ fn read_call(call: ffi::CallDescription) -> Result<Call> {
     })
 }
 
-/// How C++ says that a collective is over.
-pub(super) struct Done(Arc<Interrupt>);
-
-impl Done {
-    pub(super) fn raise(&self) {
-        self.0.raise();
-    }
-}
-
 /// A collective of the C++ side.
-struct CxxOperation(SharedPtr<ffi::Operation>);
+struct CxxOperation(SharedPtr<types::Operation>);
 
 impl Operation for CxxOperation {
     fn prepare(&self) -> Result<()> {
@@ -99,7 +90,7 @@ impl Operation for CxxOperation {
 
     fn open(&self) -> Result<Memory> {
         let spans = self.0.open().map_err(thrown)?;
-        let read = |list: Vec<ffi::TensorSpan>| {
+        let read = |list: Vec<types::TensorSpan>| {
             list.into_iter()
                 .map(|span| Span { address: span.address as *mut u8, bytes: span.bytes })
                 .collect()
@@ -108,7 +99,7 @@ impl Operation for CxxOperation {
     }
 
     fn start(&self, done: Arc<Interrupt>) -> Result<()> {
-        self.0.start(Box::new(Done(done))).map_err(thrown)
+        self.0.start(Box::new(types::Done(done))).map_err(thrown)
     }
 
     fn finish(&self) -> Result<()> {

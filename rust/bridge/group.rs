@@ -1,9 +1,8 @@
 //! A process group as C++ holds it: joining it, asking how it is, closing it.
 
 use super::endpoint::Endpoint;
-use super::state::momentum;
-use super::{ffi, guard, milliseconds};
-use crate::codec::{Schedule, Wire};
+use super::{guard, milliseconds, types};
+use crate::codec::{Momentum, Schedule, Wire};
 use crate::collective::assembly::RankDirectory;
 use crate::engine::group;
 use crate::error::{Error, Result};
@@ -15,7 +14,10 @@ use std::net::SocketAddr;
 /// One rank's membership in a process group.
 pub(super) struct Group(pub(super) group::Group);
 
-pub(super) fn join_group(endpoint: Box<Endpoint>, config: &ffi::GroupConfig) -> Result<Box<Group>> {
+pub(super) fn join_group(
+    endpoint: Box<Endpoint>,
+    config: &types::GroupConfig,
+) -> Result<Box<Group>> {
     guard(|| Ok(Box::new(Group(group::Group::join(endpoint.0, read_config(config)?)?))))
 }
 
@@ -26,7 +28,7 @@ pub(super) fn close_all_groups() -> Result<()> {
     })
 }
 
-fn read_config(config: &ffi::GroupConfig) -> Result<group::GroupConfig> {
+fn read_config(config: &types::GroupConfig) -> Result<group::GroupConfig> {
     let key = config.key.as_slice().try_into().map_err(|_| {
         let length = config.key.len();
         Error::Connect(format!("a group key of {length} bytes, expected {KEY_BYTES}"))
@@ -43,7 +45,7 @@ fn read_config(config: &ffi::GroupConfig) -> Result<group::GroupConfig> {
         key,
         timeout: milliseconds(config.timeout_ms),
         method: read_method(&config.compression)?,
-        momentum: momentum(config.compression.momentum, false),
+        momentum: read_momentum(config.compression.momentum, false),
     })
 }
 
@@ -54,7 +56,7 @@ fn parse_addresses(addresses: &[String]) -> Result<Vec<SocketAddr>> {
     addresses.iter().map(parse).collect()
 }
 
-fn read_method(compression: &ffi::Compression) -> Result<Option<Method>> {
+fn read_method(compression: &types::Compression) -> Result<Option<Method>> {
     if !compression.enabled {
         return Ok(None);
     }
@@ -69,6 +71,11 @@ fn read_method(compression: &ffi::Compression) -> Result<Option<Method>> {
     let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
     let (chunk, fusion_bytes) = (size(compression.chunk).max(1), size(compression.fusion_bytes));
     Ok(Some(Method { schedule, chunk, wire, fusion_bytes }))
+}
+
+/// C++ has no `Option`: a factor of zero stands for no momentum.
+pub(super) fn read_momentum(factor: f32, nesterov: bool) -> Option<Momentum> {
+    (factor != 0.0).then_some(Momentum { factor, nesterov })
 }
 
 impl Group {
@@ -106,10 +113,10 @@ impl Group {
         self.guard(|| Ok(self.0.engine.seq()))
     }
 
-    pub(super) fn position(&self) -> Result<ffi::Position> {
+    pub(super) fn position(&self) -> Result<types::Position> {
         self.guard(|| {
             let topology = &self.0.topology;
-            Ok(ffi::Position {
+            Ok(types::Position {
                 hosts: topology.hosts(),
                 carriers: topology.carriers(),
                 host: topology.host(),

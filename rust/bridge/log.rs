@@ -1,6 +1,6 @@
 //! The engine's log on its way to Python's `logging`.
 
-use super::{ffi, guard};
+use super::{guard, types};
 use crate::error::Result;
 use crate::observe::log::{self, LogRecord};
 use ::log::{Level, LevelFilter};
@@ -12,7 +12,7 @@ pub(super) fn start_log(level: u8) {
 }
 
 /// Waits for records; none means that the log was stopped.
-pub(super) fn next_log_records() -> Result<Vec<ffi::LogRecord>> {
+pub(super) fn next_log_records() -> Result<Vec<types::LogRecord>> {
     guard(|| Ok(log::next_records().unwrap_or_default().into_iter().map(to_ffi).collect()))
 }
 
@@ -20,7 +20,7 @@ pub(super) fn stop_log() {
     log::stop();
 }
 
-fn to_ffi(record: LogRecord) -> ffi::LogRecord {
+fn to_ffi(record: LogRecord) -> types::LogRecord {
     let level = match record.level {
         Level::Error => 1,
         Level::Warn => 2,
@@ -28,7 +28,7 @@ fn to_ffi(record: LogRecord) -> ffi::LogRecord {
         Level::Debug | Level::Trace => 4,
     };
     let context = record.context.as_deref();
-    ffi::LogRecord {
+    types::LogRecord {
         level,
         module: record.module,
         group: context.map_or(String::new(), |context| context.group.clone()),

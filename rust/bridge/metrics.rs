@@ -1,18 +1,18 @@
 //! The counters of a group, and the line about compression.
 
-use super::ffi;
 use super::group::Group;
+use super::types;
 use crate::collective::call::CollectiveKind;
 use crate::error::Result;
 use crate::observe::gradients::{BucketCounts, Stage};
 
 impl Group {
-    pub(super) fn metrics(&self) -> Result<ffi::MetricsSnapshot> {
+    pub(super) fn metrics(&self) -> Result<types::MetricsSnapshot> {
         self.guard(|| {
             let counts = self.0.engine.counts();
             let (gradients, times) = self.0.engine.gradient_counts();
             let by_kind = CollectiveKind::ALL.into_iter().zip(counts.by_kind);
-            let bucket = |(number, bucket): (u32, BucketCounts)| ffi::BucketMetrics {
+            let bucket = |(number, bucket): (u32, BucketCounts)| types::BucketMetrics {
                 number,
                 steps: bucket.steps,
                 gradient_bytes: bucket.gradient_bytes,
@@ -21,11 +21,11 @@ impl Group {
                 density: bucket.density,
                 residual_ratio: bucket.residual_ratio,
             };
-            let stage = |(stage, seconds): (Stage, f64)| ffi::StageSeconds {
+            let stage = |(stage, seconds): (Stage, f64)| types::StageSeconds {
                 name: stage.name().to_string(),
                 seconds,
             };
-            Ok(ffi::MetricsSnapshot {
+            Ok(types::MetricsSnapshot {
                 hosts: self.0.topology.hosts() as u64,
                 ranks_here: self.0.topology.local_ranks().len() as u64,
                 gradient_buckets: counts.gradient_buckets,
@@ -34,7 +34,7 @@ impl Group {
                 exact_bytes: counts.exact_bytes,
                 by_kind: by_kind
                     .filter(|(_, count)| *count > 0)
-                    .map(|(kind, count)| ffi::KindCount { name: kind.name().to_string(), count })
+                    .map(|(kind, count)| types::KindCount { name: kind.name().to_string(), count })
                     .collect(),
                 compresses: self.0.compresses,
                 buckets: gradients.buckets.into_iter().map(bucket).collect(),

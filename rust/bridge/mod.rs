@@ -2,7 +2,8 @@
 //!
 //! | file | what crosses |
 //! |---|---|
-//! | `ffi` | the declarations, from which cxx generates both sides |
+//! | `types` | the types, as cxx generates them for both sides |
+//! | `entries` | the functions that C++ calls, all declared in one place |
 //! | `endpoint` | the sockets of a group that is being made |
 //! | `group` | a group: joining it, its state, closing it |
 //! | `call` | a collective: its description in, its outcome out |
@@ -18,7 +19,7 @@
 
 mod call;
 mod endpoint;
-mod ffi;
+mod entries;
 mod group;
 mod log;
 mod memory;
@@ -26,6 +27,7 @@ mod metrics;
 mod process;
 mod state;
 mod torch_codes;
+mod types;
 
 use crate::error::{Error, Result};
 use std::panic::{AssertUnwindSafe, catch_unwind};

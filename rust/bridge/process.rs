@@ -1,6 +1,6 @@
 //! Entries that concern the whole process and no group.
 
-use super::{ffi, guard, torch_codes};
+use super::{guard, torch_codes, types};
 use crate::cuda::{self, Finding};
 use crate::error::{Error, Result};
 use crate::fork;
@@ -11,11 +11,11 @@ pub(super) fn dtype_name(code: u8) -> Result<String> {
 }
 
 /// What the GPU path needs, and whether it is on this machine.
-pub(super) fn look_for_gpus() -> Result<Vec<ffi::Finding>> {
+pub(super) fn look_for_gpus() -> Result<Vec<types::Finding>> {
     guard(|| {
         let finding = |Finding { what, outcome }: Finding| {
             let is_there = outcome.is_ok();
-            ffi::Finding { what, found: outcome.unwrap_or_else(|why| why), is_there }
+            types::Finding { what, found: outcome.unwrap_or_else(|why| why), is_there }
         };
         Ok(cuda::probe().into_iter().map(finding).collect())
     })

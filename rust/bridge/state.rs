@@ -1,15 +1,9 @@
 //! What is kept of gradients between steps: saved, loaded and corrected.
 
-use super::group::Group;
-use super::{ffi, milliseconds};
-use crate::codec::Momentum;
+use super::group::{Group, read_momentum};
+use super::{milliseconds, types};
 use crate::error::Result;
 use crate::gradients::State;
-
-/// C++ has no `Option`: a factor of zero stands for no momentum.
-pub(super) fn momentum(factor: f32, nesterov: bool) -> Option<Momentum> {
-    (factor != 0.0).then_some(Momentum { factor, nesterov })
-}
 
 impl Group {
     /// These buckets are gone: nothing needs to be kept of them.
@@ -21,29 +15,29 @@ impl Group {
     }
 
     /// The part of a bucket of this size that this rank carries to other hosts.
-    pub(super) fn shard_of(&self, bytes: usize) -> Result<ffi::ByteRange> {
+    pub(super) fn shard_of(&self, bytes: usize) -> Result<types::ByteRange> {
         self.guard(|| {
             let range = self.0.shard_of(bytes);
-            Ok(ffi::ByteRange { start: range.start, end: range.end })
+            Ok(types::ByteRange { start: range.start, end: range.end })
         })
     }
 
-    pub(super) fn bucket_state(&self, number: u32, timeout_ms: u64) -> Result<ffi::BucketState> {
+    pub(super) fn bucket_state(&self, number: u32, timeout_ms: u64) -> Result<types::BucketState> {
         self.guard(|| {
             let State { step, residual, velocity } =
                 self.0.engine.bucket_state(number, milliseconds(timeout_ms))?;
-            Ok(ffi::BucketState { step, residual, velocity })
+            Ok(types::BucketState { step, residual, velocity })
         })
     }
 
     pub(super) fn load_bucket(
         &self,
         number: u32,
-        state: ffi::BucketState,
+        state: types::BucketState,
         timeout_ms: u64,
     ) -> Result<()> {
         self.guard(|| {
-            let ffi::BucketState { step, residual, velocity } = state;
+            let types::BucketState { step, residual, velocity } = state;
             let state = State { step, residual, velocity };
             self.0.engine.load_bucket(number, state, milliseconds(timeout_ms))
         })
@@ -51,7 +45,7 @@ impl Group {
 
     pub(super) fn set_momentum(&self, factor: f32, nesterov: bool, timeout_ms: u64) -> Result<()> {
         self.guard(|| {
-            self.0.engine.set_momentum(momentum(factor, nesterov), milliseconds(timeout_ms))
+            self.0.engine.set_momentum(read_momentum(factor, nesterov), milliseconds(timeout_ms))
         })
     }
 
