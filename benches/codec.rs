@@ -1,10 +1,9 @@
-//! What compressing and decompressing a bucket costs on one core, without the exchange, beside a
-//! loop that touches every byte once, in one interleaved run. It only prints: nothing may pass or
-//! fail by it.
+//! The cost of compressing and decompressing a bucket on one core, without the exchange, next to a
+//! loop that touches every byte once, in one interleaved run. Prints only; nothing passes or fails.
 
 use gflow::codec::{
-    Gradient, Grid, Schedule, Wire, accumulate, fill, hop, pack, scale_for, schedule, select,
-    unpack,
+    ChunkGrid, Gradient, Schedule, Wire, accumulate, add_partial_sum, chunks_to_send, fill, pack,
+    return_hop_error, scale_for, select, unpack,
 };
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
@@ -13,35 +12,35 @@ const BUCKET_BYTES: usize = 25 << 20;
 const CHUNK: usize = 32768;
 const SCHEDULE: Schedule = Schedule { density: 0.1, warmup_steps: 0, ramp_steps: 0 };
 const WIRE: Wire = Wire::F16;
-/// Gradients and residuals of so many buckets do not fit into any cache.
+/// Enough that their gradients and residuals don't fit into any cache.
 const MANY_BUCKETS: usize = 10;
 const ROUNDS: usize = 15;
 
-/// What a rank has of a bucket, and where DDP copies the result.
+/// A rank's state for a bucket, and where DDP copies the result.
 struct Bucket {
     gradient: Vec<f32>,
     residual: Vec<f32>,
     copy: Vec<f32>,
 }
 
-/// What is used again for every bucket.
-struct Room {
+/// Buffers reused for every bucket.
+struct Scratch {
     undo: Vec<f32>,
     sums: Vec<f32>,
     chosen: Vec<u32>,
     wire: Vec<u8>,
     incoming: Vec<u8>,
-    rounded_off: Vec<f32>,
+    error: Vec<f32>,
 }
 
-/// How the gradient of unsent chunks becomes zero.
+/// How the gradient of unsent chunks is zeroed.
 #[derive(Clone, Copy, PartialEq)]
 enum Zeros {
-    /// As it is moved into the residual.
+    /// By `accumulate`, as it moves into the residual.
     Early,
     /// After the exchange.
     Late,
-    /// After the exchange, past the cache.
+    /// After the exchange, with non-temporal stores.
     Streamed,
 }
 
@@ -50,7 +49,7 @@ const STAGES: [&str; 10] = [
     "accumulate all",
     "select",
     "pack chosen",
-    "take back",
+    "return error",
     "unpack chosen",
     "zero the rest",
     "together",
@@ -73,10 +72,10 @@ impl Bucket {
         Bucket { gradient, residual, copy: vec![1.0; elements] }
     }
 
-    fn step(&mut self, room: &mut Room, zeros: Zeros) -> Times {
+    fn step(&mut self, scratch: &mut Scratch, zeros: Zeros) -> Times {
         let mut times = Times::default();
         let mut gradient = Gradient::F32(&mut self.gradient);
-        let grid = Grid { elements: gradient.len(), chunk: CHUNK };
+        let grid = ChunkGrid { elements: gradient.len(), chunk_len: CHUNK };
         let start = cpu_time();
         let mut last = start;
         let mut lap = |stage: &str, times: &mut Times| {
@@ -85,45 +84,45 @@ impl Bucket {
             last = now;
         };
 
-        room.sums.clear();
+        scratch.sums.clear();
         for chunk in 0..grid.chunks() {
             let range = grid.range(chunk);
             let residual = &mut self.residual[range.clone()];
-            let norms = accumulate(&mut gradient.part(range), residual, None, &mut room.undo);
-            room.sums.push(norms.sum);
+            let norms = accumulate(&mut gradient.part(range), residual, None, &mut scratch.undo);
+            scratch.sums.push(norms.residual);
         }
         lap("accumulate all", &mut times);
 
         let density = SCHEDULE.density_at(0).expect("it is sparse from the start");
-        select(&room.sums, schedule::count(grid.chunks(), density), &mut room.chosen);
+        select(&scratch.sums, chunks_to_send(grid.chunks(), density), &mut scratch.chosen);
         lap("select", &mut times);
 
-        let bytes = |place: usize| place * CHUNK * WIRE.element_bytes();
-        let chosen = room.chosen.iter().enumerate();
-        let chosen = chosen.map(|(place, chunk)| {
+        let bytes = |slot: usize| slot * CHUNK * WIRE.element_bytes();
+        let chosen = scratch.chosen.iter().enumerate();
+        let chosen = chosen.map(|(slot, chunk)| {
             let range = grid.range(*chunk as usize);
-            let end = bytes(place) + range.len() * WIRE.element_bytes();
-            (bytes(place)..end, range, scale_for(room.sums[*chunk as usize], WIRE))
+            let end = bytes(slot) + range.len() * WIRE.element_bytes();
+            (bytes(slot)..end, range, scale_for(scratch.sums[*chunk as usize], WIRE))
         });
         for (bytes, range, scale) in chosen.clone() {
-            pack(&mut self.residual[range], scale, WIRE, &mut room.wire[bytes]);
+            pack(&mut self.residual[range], scale, WIRE, &mut scratch.wire[bytes]);
         }
         lap("pack chosen", &mut times);
 
         for (bytes, range, scale) in chosen.clone() {
             let start = bytes.start / WIRE.element_bytes();
-            let rounded_off = &room.rounded_off[start..start + range.len()];
-            hop::take_back(&mut self.residual[range], rounded_off, scale);
+            let error = &scratch.error[start..start + range.len()];
+            return_hop_error(&mut self.residual[range], error, scale);
         }
-        lap("take back", &mut times);
+        lap("return error", &mut times);
 
         for (bytes, range, scale) in chosen.clone() {
-            unpack(&room.wire[bytes], WIRE, scale, &mut gradient.part(range));
+            unpack(&scratch.wire[bytes], WIRE, scale, &mut gradient.part(range));
         }
         lap("unpack chosen", &mut times);
 
         if zeros != Zeros::Early {
-            for chunk in (0..grid.chunks() as u32).filter(|i| !room.chosen.contains(i)) {
+            for chunk in (0..grid.chunks() as u32).filter(|i| !scratch.chosen.contains(i)) {
                 match (zeros, gradient.part(grid.range(chunk as usize))) {
                     (Zeros::Streamed, Gradient::F32(numbers)) => stream_zeros(numbers),
                     (_, mut part) => fill(&mut part, 0.0),
@@ -138,17 +137,17 @@ impl Bucket {
         times[index("DDP copies it out")] = cpu_time() - start;
 
         let start = cpu_time();
-        hop::add(&mut room.wire, &room.incoming, WIRE, &mut room.rounded_off);
+        add_partial_sum(&mut scratch.wire, &scratch.incoming, WIRE, &mut scratch.error);
         times[index("(add in one hop)")] = cpu_time() - start;
         times
     }
 
-    /// The bytes that the method must read and write, once.
+    /// Reads and writes the bytes that the method has to, once.
     fn touch(&mut self) -> Duration {
         let start = cpu_time();
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx512f") {
-            // SAFETY: it is here.
+            // SAFETY: the CPU has AVX-512, as just checked.
             unsafe { swap_wide(&mut self.gradient, &mut self.residual) };
             return cpu_time() - start;
         }
@@ -182,10 +181,10 @@ fn stream_zeros(numbers: &mut [f32]) {
     before.fill(0.0);
     after.fill(0.0);
     for register in registers {
-        // SAFETY: a register's place, so aligned.
+        // SAFETY: aligned for a register.
         unsafe { _mm_stream_ps((&raw mut *register).cast(), _mm_setzero_ps()) };
     }
-    // SAFETY: every x86-64 has it. It puts those stores in order with all later ones.
+    // SAFETY: every x86-64 CPU has it. Orders those stores before all later ones.
     unsafe { _mm_sfence() };
 }
 
@@ -199,7 +198,7 @@ fn median(mut times: Vec<Duration>) -> f64 {
     times[times.len() / 2].as_secs_f64() * 1e3
 }
 
-/// The time that this thread has had a core: somebody else may want it too.
+/// This thread's CPU time: other processes may be running too.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -208,14 +207,15 @@ fn cpu_time() -> Duration {
 fn run(title: &str, count: usize) {
     let mut buckets: Vec<Bucket> = (0..count).map(Bucket::new).collect();
     let elements = BUCKET_BYTES / size_of::<f32>();
-    let chunks = schedule::count(Grid { elements, chunk: CHUNK }.chunks(), SCHEDULE.density);
-    let mut room = Room {
+    let chunks =
+        chunks_to_send(ChunkGrid { elements, chunk_len: CHUNK }.chunks(), SCHEDULE.density);
+    let mut scratch = Scratch {
         undo: vec![0.0; CHUNK],
         sums: Vec::new(),
         chosen: Vec::new(),
         wire: vec![0; chunks * CHUNK * WIRE.element_bytes()],
         incoming: vec![0; chunks * CHUNK * WIRE.element_bytes()],
-        rounded_off: vec![0.0; chunks * CHUNK],
+        error: vec![0.0; chunks * CHUNK],
     };
     let variants = [Zeros::Early, Zeros::Late, Zeros::Streamed];
     let mut touched = Vec::new();
@@ -224,13 +224,13 @@ fn run(title: &str, count: usize) {
         for (zeros, times) in variants.iter().zip(&mut times) {
             for _ in 0..MANY_BUCKETS / count {
                 touched.extend(buckets.iter_mut().map(Bucket::touch));
-                times.extend(buckets.iter_mut().map(|bucket| bucket.step(&mut room, *zeros)));
+                times.extend(buckets.iter_mut().map(|bucket| bucket.step(&mut scratch, *zeros)));
             }
         }
     }
     let touched = median(touched);
-    println!("{title}: median ms of CPU time (and ratio to touching once); how zeros come");
-    println!("{:20}{:>16}{:>16}{:>16}", "", "accumulate", "fill", "past the cache");
+    println!("{title}: median ms of CPU time (and ratio to touching once); how zeros are written");
+    println!("{:20}{:>16}{:>16}{:>16}", "", "accumulate", "fill", "non-temporal");
     for (stage, name) in STAGES.iter().enumerate() {
         print!("{name:20}");
         for times in &times {

@@ -1,26 +1,26 @@
-//! How fast the fold of two buffers is, with portable and with the best instructions, in GB/s of
-//! one buffer's bytes. It only prints: nothing may pass or fail by it.
+//! The speed of folding buffers, with portable instructions and the best available, in GB/s of one
+//! buffer's bytes. Prints only; nothing passes or fails.
 
 use gflow::simd::element::{Element, Reduction};
-use gflow::simd::instructions::Instructions;
+use gflow::simd::instruction_set::InstructionSet;
 use gflow::simd::reducer::Reducer;
 use std::time::{Duration, Instant};
 
 const SIZES: [(&str, usize); 3] = [("64 KiB", 64 << 10), ("1 MiB", 1 << 20), ("25 MiB", 25 << 20)];
 const ELEMENTS: [Element; 5] =
     [Element::F32, Element::F16, Element::BF16, Element::F64, Element::I32];
-/// The best of many short batches counts: one that the scheduler interrupts says nothing.
+/// Only the best of many short batches counts: the scheduler interrupts some.
 const BATCH_BYTES: usize = 1 << 20;
 const BATCHES: usize = 15;
 const TIME_FOR_ALL: Duration = Duration::from_millis(30);
 
-/// A buffer, as aligned as any element needs. All zeros: the fold of zeros stays zero, and no
-/// number turns slow by becoming subnormal.
+/// A buffer aligned for any element. All zeros: they stay zero when folded, so that none becomes
+/// subnormal and slow.
 fn buffer(bytes: usize) -> Vec<u64> {
     vec![0; bytes.div_ceil(8)]
 }
 
-/// How sources and destinations lie.
+/// Which buffers are sources and destinations.
 #[derive(Clone, Copy)]
 enum Shape {
     Both,
@@ -66,7 +66,7 @@ fn gigabytes_per_second(reducer: Reducer, shape: Shape, bytes: usize) -> f64 {
 }
 
 fn main() {
-    let best = Instructions::best();
+    let best = InstructionSet::best();
     println!("sum, GB/s of one buffer's bytes: portable / {best:?}");
     print!("{:16}", "");
     for (shape, _) in Shape::ALL {
@@ -77,11 +77,11 @@ fn main() {
         for (size, bytes) in SIZES {
             print!("{:8}{size:8}", format!("{element:?}"));
             for (_, shape) in Shape::ALL {
-                let speed = |instructions| {
-                    let reducer = Reducer::with(instructions, element, Reduction::Sum, 2);
-                    gigabytes_per_second(reducer.expect("these are here"), shape, bytes)
+                let speed = |set| {
+                    let reducer = Reducer::with(set, element, Reduction::Sum, 2);
+                    gigabytes_per_second(reducer.expect("available"), shape, bytes)
                 };
-                print!("{:>8.1} /{:>6.1}", speed(Instructions::Portable), speed(best));
+                print!("{:>8.1} /{:>6.1}", speed(InstructionSet::Portable), speed(best));
             }
             println!();
         }

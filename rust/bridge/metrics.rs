@@ -4,7 +4,7 @@ use super::group::Group;
 use super::types;
 use crate::collective::call::CollectiveKind;
 use crate::error::Result;
-use crate::observe::gradients::{BucketCounts, Stage};
+use crate::observe::gradient_counters::{BucketCounts, Stage};
 
 impl Group {
     pub(super) fn metrics(&self) -> Result<types::MetricsSnapshot> {
@@ -38,8 +38,8 @@ impl Group {
                     .collect(),
                 compresses: self.0.compresses,
                 buckets: gradients.buckets.into_iter().map(bucket).collect(),
-                other_carried_bytes: gradients.gone.carried_bytes,
-                other_wire_bytes: gradients.gone.wire_bytes + gradients.norm_bytes,
+                other_carried_bytes: gradients.retired.carried_bytes,
+                other_wire_bytes: gradients.retired.wire_bytes + gradients.norm_bytes,
                 stages: Stage::ALL.into_iter().zip(gradients.seconds).map(stage).collect(),
                 hidden_seconds: times.hidden.as_secs_f64(),
                 exposed_seconds: times.exposed.as_secs_f64(),

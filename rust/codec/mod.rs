@@ -1,54 +1,67 @@
-//! Compression: what a rank sends of its gradient, and how it keeps the rest.
+//! The codec: decides what a rank sends of its gradient and how the rest is kept for later.
 //!
-//! A gradient is cut into chunks by a [`grid`]. A step of the method, for each of them or for
-//! those that are sent:
+//! One step, for a gradient cut into chunks:
 //!
-//! 1. [`accumulate`] moves the gradient into the *residual*, what has not been sent yet, and gives
-//!    the norm of the new residual. With [`momentum`] it goes there by way of a *velocity*.
-//! 2. The norms of all ranks are added up, and [`selection`] picks the chunks with the largest:
-//!    as many as the [`schedule`] says, and the same on every rank.
-//! 3. [`scale`] gives for a norm the power of two that a chunk is sent with, [`pack`] makes of the
-//!    residual the floats of the [`wire`], and leaves in it what those could not express.
-//! 4. As the ranks' floats meet on the way round the ring, [`hop`] adds them up, and keeps what
-//!    the sum lost.
-//! 5. [`unpack`] makes the sum a [`gradient`] again. That of a chunk not sent is zero. What a
-//!    gradient of 16 bits cannot express is a [`rest`], which one rank keeps.
+//! 1. [`accumulate`] moves each chunk of the gradient into the *residual* (everything not sent
+//!    yet) and returns the norm of the new residual. With [`Momentum`], a *velocity* goes in
+//!    between.
+//! 2. The ranks add up their norms, and [`select`] picks the chunks with the largest sums: as
+//!    many as the [`Schedule`] says, and the same ones on every rank.
+//! 3. For each selected chunk, [`scale_for`] derives a power of two from the norm; [`pack`]
+//!    multiplies the residual by it, rounds to the [`Wire`] format, and leaves the rounding error
+//!    in the residual.
+//! 4. At each hop of the ring, [`add_partial_sum`] adds this rank's share to the incoming sum and
+//!    records the rounding error; [`return_hop_error`] puts that back into the residual.
+//! 5. [`unpack`] turns the final sum into the [`Gradient`]. A chunk that was not sent is zero.
+//!    What a 16-bit gradient can't represent goes to one rank's residual
+//!    ([`return_unpack_error`]).
 //!
-//! So nothing is lost, and infinity and NaN never enter a residual: a chunk that has any is
-//! *poisoned*, its norm is infinity or NaN, and that is what all ranks are given as its gradient.
+//! So no part of a gradient is ever lost. Infinity and NaN never enter a residual: a chunk that
+//! contains one is *poisoned*, its norm is infinity or NaN, and all ranks receive that value as
+//! the gradient of the whole chunk.
 //!
-//! This room is pure: slices in, slices out. It must never do input or output, look at a clock,
-//! start a thread, or give another result on another CPU.
+//! The codec is pure: slices in, slices out. No I/O, clocks or threads, and the result is the same
+//! to the bit on every CPU and GPU (`rust/cuda/` holds the same arithmetic as CUDA kernels).
+//!
+//! | file | |
+//! |---|---|
+//! | `gradient.rs` | a slice of gradient: f32, f16 or bf16 |
+//! | `wire.rs` | the float format on the wire |
+//! | `chunk_grid.rs` | how elements are cut into chunks |
+//! | `schedule.rs` | density per step: warm-up, ramp, final value |
+//! | `norms.rs` | L1 norms of chunks and how the ranks' norms add up |
+//! | `selection.rs` | which chunks are sent: those with the largest norms |
+//! | `scale.rs` | the power of two that keeps a chunk within fp16's range |
+//! | `kernels/` | the passes over memory, compiled per instruction set; shared by all codecs |
+//! | `reference.rs` | tests: the whole method in plain scalar code |
+//! | `samples.rs` | tests: ordinary and nasty numbers |
+//! | `method_tests.rs` | tests: the kernels put together, compared with the reference |
 
-pub mod accumulate;
+pub mod chunk_grid;
 pub mod gradient;
-pub mod grid;
-pub mod hop;
-pub mod momentum;
-pub mod pack;
+mod kernels;
+#[cfg(test)]
+mod method_tests;
+pub mod norms;
 #[cfg(test)]
 pub(crate) mod reference;
-pub mod rest;
 #[cfg(test)]
 pub(crate) mod samples;
 pub mod scale;
 pub mod schedule;
 pub mod selection;
-#[cfg(test)]
-mod tests;
-pub mod unpack;
-pub mod weight;
 pub mod wire;
 
-pub use accumulate::{Norms, accumulate};
+pub use chunk_grid::ChunkGrid;
 pub use gradient::Gradient;
-pub use grid::Grid;
-pub use momentum::{Momentum, add_velocity};
-pub use pack::pack;
-pub use rest::keep_rest;
+pub use kernels::accumulate::accumulate;
+pub use kernels::momentum::{Momentum, add_velocity};
+pub use kernels::pack::pack;
+pub use kernels::partial_sum::add_partial_sum;
+pub use kernels::residual::{return_hop_error, return_unpack_error};
+pub use kernels::unpack::{fill, unpack};
+pub use norms::{ChunkNorms, ExchangeNorms, add_norms};
 pub use scale::scale_for;
-pub use schedule::Schedule;
-pub use selection::{add_norms, select};
-pub use unpack::{fill, unpack};
-pub use weight::Weight;
+pub use schedule::{Schedule, chunks_to_send};
+pub use selection::select;
 pub use wire::Wire;

@@ -2,8 +2,8 @@
 //! other. It is what the kernels and the engine are tested against, so it must share no arithmetic
 //! with them: 16-bit floats are those of the `half` crate, in software.
 
-use super::momentum::Momentum;
-use super::wire::Wire;
+use super::Momentum;
+use super::Wire;
 use crate::simd::element::Element;
 use half::{bf16, f16};
 use std::ops::Range;

@@ -1,11 +1,14 @@
-//! Samples: numbers for the tests, ordinary and nasty.
+//! Inputs for tests: numbers, ordinary and nasty.
 
-use crate::simd::instructions::Instructions;
+use super::{Gradient, Momentum};
+use crate::simd::element::Element;
+use crate::simd::instruction_set::InstructionSet;
+use half::{bf16, f16};
 use proptest::prelude::*;
 
 /// The instruction sets that can be tested here.
-pub fn sets_here() -> impl Iterator<Item = Instructions> {
-    Instructions::ALL.iter().copied().filter(|set| set.are_here())
+pub fn sets_here() -> impl Iterator<Item = InstructionSet> {
+    InstructionSet::ALL.iter().copied().filter(|set| set.is_available())
 }
 
 /// Any magnitude, of every size equally often, and often a special one.
@@ -71,4 +74,63 @@ pub fn lengths() -> impl Strategy<Value = usize> {
 /// The bits, with one NaN for all: which one it is, is nobody's business.
 pub fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }).collect()
+}
+
+/// A gradient that owns its elements.
+#[derive(Debug, Clone, PartialEq)]
+pub enum OwnedGradient {
+    F32(Vec<f32>),
+    F16(Vec<u16>),
+    BF16(Vec<u16>),
+}
+
+pub const ELEMENTS: [Element; 3] = [Element::F32, Element::F16, Element::BF16];
+
+impl OwnedGradient {
+    pub fn new(element: Element, numbers: &[f32]) -> OwnedGradient {
+        let numbers = numbers.iter();
+        match element {
+            Element::F16 => {
+                OwnedGradient::F16(numbers.map(|x| f16::from_f32_const(*x).to_bits()).collect())
+            }
+            Element::BF16 => {
+                OwnedGradient::BF16(numbers.map(|x| bf16::from_f32_const(*x).to_bits()).collect())
+            }
+            _ => OwnedGradient::F32(numbers.copied().collect()),
+        }
+    }
+
+    pub fn borrow(&mut self) -> Gradient<'_> {
+        match self {
+            OwnedGradient::F32(numbers) => Gradient::F32(numbers),
+            OwnedGradient::F16(bits) => Gradient::F16(bits),
+            OwnedGradient::BF16(bits) => Gradient::BF16(bits),
+        }
+    }
+
+    pub fn numbers(&self) -> Vec<f32> {
+        match self {
+            OwnedGradient::F32(numbers) => numbers.clone(),
+            OwnedGradient::F16(bits) => {
+                bits.iter().map(|x| f16::from_bits(*x).to_f32_const()).collect()
+            }
+            OwnedGradient::BF16(bits) => {
+                bits.iter().map(|x| bf16::from_bits(*x).to_f32_const()).collect()
+            }
+        }
+    }
+}
+
+pub fn momenta() -> impl Strategy<Value = Option<Momentum>> {
+    let some = (prop_oneof![Just(0.0f32), Just(0.9), 0.0f32..1.0], any::<bool>());
+    prop::option::of(some.prop_map(|(factor, nesterov)| Momentum { factor, nesterov }))
+}
+
+/// Sums of norms, often equal, at times negative or not finite.
+pub fn sums() -> impl Strategy<Value = Vec<f32>> {
+    let few = prop::sample::select(vec![0.0, -0.0, 1.0, 2.0, 1e-40, f32::MAX]);
+    let not_finite =
+        prop::sample::select(vec![f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN]);
+    let sum = prop_oneof![4 => few, 4 => 0.0f32..1e6, 1 => -1e3f32..0.0, 1 => not_finite];
+    prop::collection::vec(sum, 0..80)
 }

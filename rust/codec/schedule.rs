@@ -28,7 +28,7 @@ impl Schedule {
 
 /// How many of `chunks` chunks are sent: the fraction, rounded up, but not by the noise of a
 /// product (0.1 * 30 is a little more than 3). At least one, if there are any.
-pub fn count(chunks: usize, density: f64) -> usize {
+pub fn chunks_to_send(chunks: usize, density: f64) -> usize {
     const NOISE: f64 = 1e-9;
     let exact = density * chunks as f64;
     let nearest = exact.round();
@@ -61,15 +61,15 @@ mod tests {
 
     #[test]
     fn the_fraction_is_rounded_up_but_not_by_noise() {
-        assert_eq!(count(10, 0.1), 1);
-        assert_eq!(count(30, 0.1), 3);
-        assert_eq!(count(31, 0.1), 4);
-        assert_eq!(count(200, 0.1), 20);
-        assert_eq!(count(3, 0.7), 3);
-        assert_eq!(count(100, 1e-6), 1);
-        assert_eq!(count(7, 1.0), 7);
-        assert_eq!(count(7, 1.5), 7);
-        assert_eq!(count(0, 0.5), 0);
+        assert_eq!(chunks_to_send(10, 0.1), 1);
+        assert_eq!(chunks_to_send(30, 0.1), 3);
+        assert_eq!(chunks_to_send(31, 0.1), 4);
+        assert_eq!(chunks_to_send(200, 0.1), 20);
+        assert_eq!(chunks_to_send(3, 0.7), 3);
+        assert_eq!(chunks_to_send(100, 1e-6), 1);
+        assert_eq!(chunks_to_send(7, 1.0), 7);
+        assert_eq!(chunks_to_send(7, 1.5), 7);
+        assert_eq!(chunks_to_send(0, 0.5), 0);
     }
 
     #[test]
@@ -126,7 +126,7 @@ mod tests {
 
         #[test]
         fn the_count_is_within_the_chunks(chunks in 0usize..1 << 40, density in 0.0f64..1.0) {
-            let count = count(chunks, density);
+            let count = chunks_to_send(chunks, density);
             prop_assert!(count <= chunks && (count > 0 || chunks == 0));
             let exact = density * chunks as f64;
             prop_assert!(count as f64 >= exact * (1.0 - 1e-8));

@@ -25,16 +25,6 @@ pub fn select(sums: &[f32], count: usize, chosen: &mut Vec<u32>) {
     chosen.extend(sums.iter().enumerate().filter_map(is_chosen));
 }
 
-/// Adds the norms of another rank's chunks. A sum that is too large for f32 is `f32::MAX`, so
-/// that only infinity gives infinity; a NaN gives NaN.
-pub fn add_norms(total: &mut [f32], more: &[f32]) {
-    assert_eq!(total.len(), more.len(), "gflow: all ranks have as many chunks");
-    for (total, more) in total.iter_mut().zip(more) {
-        let (sum, are_finite) = (*total + more, total.is_finite() && more.is_finite());
-        *total = if are_finite { sum.clamp(f32::MIN, f32::MAX) } else { sum };
-    }
-}
-
 /// An integer that is in the order of the sums, with 0 for infinity and NaN.
 fn rank(sum: f32) -> u32 {
     const SIGN: u32 = 1 << 31;
@@ -51,15 +41,8 @@ fn rank(sum: f32) -> u32 {
 mod tests {
     use super::*;
     use crate::codec::reference;
+    use crate::codec::samples::sums;
     use proptest::prelude::*;
-
-    fn sums() -> impl Strategy<Value = Vec<f32>> {
-        let few = prop::sample::select(vec![0.0, -0.0, 1.0, 2.0, 1e-40, f32::MAX]);
-        let not_finite =
-            prop::sample::select(vec![f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN]);
-        let sum = prop_oneof![4 => few, 4 => 0.0f32..1e6, 1 => -1e3f32..0.0, 1 => not_finite];
-        prop::collection::vec(sum, 0..80)
-    }
 
     proptest! {
         #[test]
@@ -69,27 +52,6 @@ mod tests {
             let mut chosen = vec![7; 3];
             select(&sums, count, &mut chosen);
             prop_assert_eq!(chosen, reference::select(&sums, count));
-        }
-
-        #[test]
-        fn norms_add_up_without_overflow(pairs in prop::collection::vec((sums(), sums()), 1)) {
-            for (mut total, mut more) in pairs {
-                let length = total.len().min(more.len());
-                total.truncate(length);
-                more.truncate(length);
-                let before = total.clone();
-                add_norms(&mut total, &more);
-                for ((total, before), more) in total.iter().zip(before).zip(more) {
-                    let expected = f64::from(before) + f64::from(more);
-                    if before.is_finite() && more.is_finite() {
-                        let clamped = expected.clamp(f64::from(f32::MIN), f64::from(f32::MAX));
-                        prop_assert_eq!(*total, clamped as f32);
-                    } else {
-                        prop_assert_eq!(total.is_nan(), expected.is_nan());
-                        prop_assert!(total.is_nan() || *total == expected as f32);
-                    }
-                }
-            }
         }
     }
 
@@ -105,14 +67,5 @@ mod tests {
         assert_eq!(chosen, [0, 1, 2, 3]);
         select(&[], 1, &mut chosen);
         assert_eq!(chosen, []);
-    }
-
-    #[test]
-    fn a_clamped_norm_stays_the_largest_finite_one() {
-        let mut total = [f32::MAX, 3e38, 1.0];
-        add_norms(&mut total, &[f32::MAX, 3e38, f32::INFINITY]);
-        assert_eq!(total, [f32::MAX, f32::MAX, f32::INFINITY]);
-        add_norms(&mut total, &[1.0, 0.0, f32::NAN]);
-        assert!(total[..2] == [f32::MAX; 2] && total[2].is_nan());
     }
 }

@@ -14,7 +14,7 @@ use super::kernels::largest_norm;
 use super::nccl::element_of;
 use super::report::DeviceReport;
 use super::scratch::Scratch;
-use crate::codec::{Grid, Momentum, Wire};
+use crate::codec::{ChunkGrid, Momentum, Wire};
 use crate::simd::element::Element;
 
 /// The part of a gradient bucket that this rank carries, on the device.
@@ -22,7 +22,7 @@ pub struct DeviceShard<'a> {
     /// The address of the gradient, which is replaced by what is delivered.
     pub gradient: u64,
     pub element: Element,
-    pub grid: Grid,
+    pub grid: ChunkGrid,
     /// How many of its chunks are sent.
     pub count: usize,
     pub residual: &'a DeviceBuffer,
@@ -123,7 +123,7 @@ impl Layout {
     fn new(shards: &[DeviceShard]) -> Result<Layout> {
         let mut layout = Layout { chunks: 0, chosen: 0, elements: 0, chunk_sizes: Vec::new() };
         for shard in shards {
-            let size = shard.grid.chunk.min(shard.grid.elements).max(1);
+            let size = shard.grid.chunk_len.min(shard.grid.elements).max(1);
             layout.chunk_sizes.push(small(size)?);
             layout.chunks += shard.grid.chunks();
             layout.chosen += shard.count;

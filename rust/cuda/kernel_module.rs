@@ -10,7 +10,7 @@ use super::exchange::ShardLayout;
 use super::fault::{Fault, Result};
 use super::kernels::{self, Float, Kernel, Launch};
 use super::stream::Stream;
-use crate::codec::{Grid, Momentum, Wire};
+use crate::codec::{ChunkGrid, Momentum, Wire};
 use crate::simd::element::Element;
 use cudarc::driver::result::{self, module};
 use cudarc::driver::sys::CUfunction;
@@ -209,7 +209,7 @@ fn float(element: Element) -> Result<Float> {
 
 impl ShardLayout<'_> {
     /// How the kernels see its chunks.
-    fn grid(&self) -> Grid {
-        Grid { elements: self.shard.grid.elements, chunk: self.chunk as usize }
+    fn grid(&self) -> ChunkGrid {
+        ChunkGrid { elements: self.shard.grid.elements, chunk_len: self.chunk as usize }
     }
 }

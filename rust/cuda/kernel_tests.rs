@@ -7,8 +7,8 @@ use super::host_kernels::{Argument, HostKernels};
 use super::kernels::{self, Float, Kernel, Launch, largest_norm};
 use crate::codec::samples::{bits, gradient, lengths, numbers};
 use crate::codec::{
-    Gradient, Grid, Momentum, Wire, accumulate, add_norms, add_velocity, fill, hop, keep_rest,
-    pack, scale_for, select, unpack,
+    ChunkGrid, Gradient, Momentum, Wire, accumulate, add_norms, add_partial_sum, add_velocity,
+    fill, pack, return_unpack_error, scale_for, select, unpack,
 };
 use crate::simd::element::Element;
 use crate::simd::random::Random;
@@ -164,7 +164,7 @@ fn float(element: Element) -> Float {
 /// What a host keeps and is given, as a kernel sees it.
 #[derive(Debug, Clone)]
 struct Device {
-    grid: Grid,
+    grid: ChunkGrid,
     element: Element,
     gradient: Typed,
     residual: Guarded<f32>,
@@ -176,7 +176,7 @@ struct Device {
 
 impl Device {
     fn chunk(&self) -> Argument {
-        Argument::Unsigned(self.grid.chunk as u32)
+        Argument::Unsigned(self.grid.chunk_len as u32)
     }
 
     fn elements(&self) -> Argument {
@@ -209,7 +209,7 @@ impl Device {
     /// The bytes on the wire, with a slot for each chosen chunk.
     fn pack(&mut self, sums: &[f32], chosen: &[u32], wire: Wire, offset: usize) -> Vec<u8> {
         let each = wire.element_bytes();
-        let blank = vec![0xa5; chosen.len() * self.grid.chunk * each];
+        let blank = vec![0xa5; chosen.len() * self.grid.chunk_len * each];
         // The offset in elements, of which a margin of bytes knows nothing.
         let mut out = Guarded::new(&blank, 0x5a, offset * each);
         let (mut sums, mut chosen) = (sums.to_vec(), chosen.to_vec());
@@ -270,7 +270,7 @@ fn select_on_device(sums: &[f32], count: usize) -> (Vec<u32>, Vec<u32>) {
 /// What a host keeps and is given, as `compress` sees it.
 #[derive(Debug, Clone)]
 struct Host {
-    grid: Grid,
+    grid: ChunkGrid,
     gradient: Owned,
     residual: Vec<f32>,
     velocity: Vec<f32>,
@@ -293,7 +293,7 @@ impl Host {
     }
 
     fn accumulate(&mut self) -> (Vec<f32>, Vec<f32>) {
-        let mut room = vec![0.0; 2 * self.grid.chunk];
+        let mut room = vec![0.0; 2 * self.grid.chunk_len];
         let mut both = (Vec::new(), Vec::new());
         for range in (0..self.grid.chunks()).map(|index| self.grid.range(index)) {
             let velocity = &mut self.velocity[range.clone()];
@@ -304,8 +304,8 @@ impl Host {
             let norms = accumulate(&mut part, residual, momentum, &mut room);
             // A kernel clears what is poisoned too; here that is the caller's business.
             fill(&mut part, 0.0);
-            let is_finite = norms.sum.is_finite();
-            both.0.push(if is_finite { norms.sum.min(self.clamp) } else { norms.sum });
+            let is_finite = norms.residual.is_finite();
+            both.0.push(if is_finite { norms.residual.min(self.clamp) } else { norms.residual });
             both.1.push(norms.gradient);
         }
         both
@@ -318,7 +318,7 @@ impl Host {
     }
 
     fn pack(&mut self, sums: &[f32], chosen: &[u32], wire: Wire) -> Vec<u8> {
-        let slot_bytes = self.grid.chunk * wire.element_bytes();
+        let slot_bytes = self.grid.chunk_len * wire.element_bytes();
         let mut out = vec![0; chosen.len() * slot_bytes];
         for (chunk, slot) in chosen.iter().zip(out.chunks_mut(slot_bytes.max(1))) {
             let (range, sum) = (self.grid.range(*chunk as usize), sums[*chunk as usize]);
@@ -335,7 +335,7 @@ impl Host {
     }
 
     fn unpack(&mut self, sums: &[f32], slots: &[u32], wire: Wire, bytes: &[u8], keeps_rest: bool) {
-        let slot_bytes = self.grid.chunk * wire.element_bytes();
+        let slot_bytes = self.grid.chunk_len * wire.element_bytes();
         for (index, (sum, slot)) in sums.iter().zip(slots).enumerate() {
             let (range, scale) = (self.grid.range(index), self.scale(*sum, wire));
             let mut whole = self.gradient.borrow();
@@ -347,7 +347,7 @@ impl Host {
                 let bytes = &bytes[start..start + range.len() * wire.element_bytes()];
                 unpack(bytes, wire, scale, &mut part);
                 let residual = keeps_rest.then(|| &mut self.residual[range]);
-                keep_rest(bytes, wire, scale, &mut part, residual);
+                return_unpack_error(bytes, wire, scale, &mut part, residual);
             }
         }
     }
@@ -384,7 +384,10 @@ fn small_devices() -> impl Strategy<Value = Device> {
     (numbers, 1usize..200, elements(), momenta(), clamp, (0usize..4, 0usize..4, any::<bool>()))
         .prop_map(|((gradient, residual, velocity), chunk, element, momentum, clamp, offsets)| {
             Device {
-                grid: Grid { elements: residual.len(), chunk: chunk.min(residual.len().max(1)) },
+                grid: ChunkGrid {
+                    elements: residual.len(),
+                    chunk_len: chunk.min(residual.len().max(1)),
+                },
                 element,
                 gradient: Typed::new(element, &gradient, offsets.0),
                 residual: Guarded::new(&residual, 77.0, offsets.1),
@@ -415,7 +418,7 @@ fn large_devices() -> impl Strategy<Value = Device> {
                     [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][kind];
             }
             Device {
-                grid: Grid { elements, chunk },
+                grid: ChunkGrid { elements, chunk_len: chunk },
                 element,
                 gradient: Typed::new(element, &gradient, offset.unwrap_or(0)),
                 residual: Guarded::new(&random.numbers(elements), 77.0, 0),
@@ -472,7 +475,7 @@ fn check_step(mut devices: Vec<Device>, count: usize, wire: Wire) {
         host.assert_is(device, "after packing");
         if let Some(incoming) = summed {
             let mut rounded_off = vec![0.0; sent.len() / wire.element_bytes()];
-            hop::add(&mut sent, &incoming, wire, &mut rounded_off);
+            add_partial_sum(&mut sent, &incoming, wire, &mut rounded_off);
         }
         summed = Some(sent);
     }
@@ -543,7 +546,7 @@ proptest! {
         let chosen = (0..chunks as u32).map(|i| if i % 4 == 3 { NOT_CHOSEN } else { i - i / 4 });
         let slots: Vec<u32> = chosen.collect();
         // Any bits, also such as are infinite or NaN.
-        let bytes = chunks * device.grid.chunk * wire.element_bytes();
+        let bytes = chunks * device.grid.chunk_len * wire.element_bytes();
         let wire_bytes: Vec<u8> = (0..bytes).map(|_| random.next() as u8).collect();
         let mut host = Host::of(&device);
         device.unpack(&sums, &slots, wire, &wire_bytes, keeps_rest);
@@ -662,7 +665,7 @@ fn every_half_and_bfloat_widens_as_in_the_half_crate() {
 /// One chunk of f32.
 fn device_of(gradient: &[f32], velocity: &[f32]) -> Device {
     Device {
-        grid: Grid { elements: gradient.len(), chunk: gradient.len() },
+        grid: ChunkGrid { elements: gradient.len(), chunk_len: gradient.len() },
         element: Element::F32,
         gradient: Typed::new(Element::F32, gradient, 0),
         residual: Guarded::new(&vec![0.0; gradient.len()], 77.0, 0),

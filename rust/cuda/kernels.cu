@@ -185,7 +185,7 @@ const unsigned WARP = 32;
 const unsigned ALL_LANES = 0xffffffffu;
 
 // The sum over the lanes of a warp, in lane 0, by halves: the order of `total` in
-// rust/arithmetic/lanes.rs.
+// rust/simd/lanes.rs.
 __device__ __forceinline__ float total(float number) {
 #pragma unroll
   for (unsigned count = WARP / 2; count > 0; count /= 2) {
@@ -765,7 +765,7 @@ __device__ __forceinline__ void unpack(const W* wire, float* residual, Elements 
       const float exact = numbers.of[i] * scale.inverse;
       numbers.of[i] = exact;
       if (!Type<G>::is_exact && is_finite(exact)) {
-        // As `keep_rest` of rust/codec/rest.rs.
+        // As `return_unpack_error` of rust/codec/kernels/residual.rs.
         const float largest = Type<G>::largest();
         const float rounded = widen(Type<G>::narrow(exact));
         numbers.of[i] = larger(smaller(rounded, largest), -largest);

@@ -1,7 +1,7 @@
 //! The kernels of kernels.cu: what they are called, and how many threads each is launched with. The
 //! kernels rely on these shapes, so a launch must never be made up anywhere else.
 
-use crate::codec::{Grid, Wire};
+use crate::codec::{ChunkGrid, Wire};
 use crate::simd::element::Element;
 use std::ffi::CStr;
 
@@ -127,7 +127,7 @@ impl Launch {
 }
 
 /// A block for each chunk.
-pub fn accumulate(grid: Grid) -> Launch {
+pub fn accumulate(grid: ChunkGrid) -> Launch {
     Launch::new(grid.chunks(), 1, ACCUMULATE_THREADS)
 }
 
@@ -137,12 +137,12 @@ pub fn select() -> Launch {
 }
 
 /// A block for each part of each of the `count` chunks that are sent.
-pub fn pack(grid: Grid, count: usize) -> Launch {
+pub fn pack(grid: ChunkGrid, count: usize) -> Launch {
     Launch::new(count, parts(grid), STREAM_THREADS)
 }
 
 /// A block for each part of each chunk.
-pub fn unpack(grid: Grid) -> Launch {
+pub fn unpack(grid: ChunkGrid) -> Launch {
     Launch::new(grid.chunks(), parts(grid), STREAM_THREADS)
 }
 
@@ -159,8 +159,8 @@ fn stream(elements: usize) -> Launch {
     Launch::new(elements.div_ceil(ELEMENTS_PER_BLOCK).min(MAX_X), 1, STREAM_THREADS)
 }
 
-fn parts(grid: Grid) -> usize {
-    grid.chunk.min(grid.elements).div_ceil(ELEMENTS_PER_BLOCK)
+fn parts(grid: ChunkGrid) -> usize {
+    grid.chunk_len.min(grid.elements).div_ceil(ELEMENTS_PER_BLOCK)
 }
 
 /// What a norm is limited to before NCCL adds those of so many hosts: no sum of finite norms is
@@ -207,10 +207,10 @@ mod tests {
 
     #[test]
     fn a_grid_without_chunks_is_not_launched() {
-        let grid = Grid { elements: 0, chunk: 8 };
+        let grid = ChunkGrid { elements: 0, chunk_len: 8 };
         assert!(accumulate(grid).is_empty() && unpack(grid).is_empty() && pack(grid, 0).is_empty());
         assert!(add_velocity(0).is_empty() && rescale(0).is_empty());
-        let grid = Grid { elements: 1, chunk: usize::MAX };
+        let grid = ChunkGrid { elements: 1, chunk_len: usize::MAX };
         assert_eq!(accumulate(grid).grid, (1, 1, 1));
         assert_eq!(pack(grid, 1).grid, (1, 1, 1));
     }

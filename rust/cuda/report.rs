@@ -8,7 +8,7 @@ use super::fault::Result;
 use super::kernels::NOT_CHOSEN;
 use super::pinned::PinnedBuffer;
 use super::stream::Stream;
-use crate::codec::Weight;
+use crate::codec::ExchangeNorms;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -85,7 +85,7 @@ impl DeviceReport {
 
     /// How long the stages took on the device, in seconds, and how much was in each shard, once all are
     /// over; what cannot be known is left out.
-    pub fn read(self) -> (Vec<f64>, Vec<Weight>) {
+    pub fn read(self) -> (Vec<f64>, Vec<ExchangeNorms>) {
         if !self.end().is_complete().unwrap_or(false) {
             return Default::default();
         }
@@ -108,12 +108,12 @@ fn mark(stream: &Stream, has_time: bool) -> Result<Arc<Event>> {
 }
 
 /// The weights of shards, of own norms, norms of the gradient, and places of the chunks.
-fn weights(words: &[u32], shards: &[Range<usize>]) -> Vec<Weight> {
+fn weights(words: &[u32], shards: &[Range<usize>]) -> Vec<ExchangeNorms> {
     let chunks = words.len() / 3;
     // As on the CPU: what is not finite is no weight.
     let norm =
         |at: usize| Some(f64::from(f32::from_bits(words[at]))).filter(|norm| norm.is_finite());
-    let weight = |shard: &Range<usize>| Weight {
+    let weight = |shard: &Range<usize>| ExchangeNorms {
         gradient: shard.clone().filter_map(|chunk| norm(chunks + chunk)).sum(),
         unsent: shard
             .clone()
@@ -134,8 +134,10 @@ mod tests {
         let gradient = [0.5, 2.0, f32::INFINITY, 4.0f32].map(f32::to_bits);
         let slots = [NOT_CHOSEN, NOT_CHOSEN, 0, NOT_CHOSEN];
         let words = [own, gradient, slots].concat();
-        let expected =
-            [Weight { gradient: 2.5, unsent: 1.0 }, Weight { gradient: 4.0, unsent: 8.0 }];
+        let expected = [
+            ExchangeNorms { gradient: 2.5, unsent: 1.0 },
+            ExchangeNorms { gradient: 4.0, unsent: 8.0 },
+        ];
         assert_eq!(weights(&words, &[0..3, 3..4]), expected[..]);
     }
 }

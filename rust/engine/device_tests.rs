@@ -14,7 +14,7 @@ use super::whole_tests::Member;
 use crate::codec::{Momentum, Wire};
 use crate::cuda::hooks::FORGETS_TO_WAIT;
 use crate::gradients::{Gradients, State};
-use crate::observe::gradients::Stage;
+use crate::observe::gradient_counters::Stage;
 use crate::simd::element::Element;
 use gpu::{Gpu, gpus};
 use proptest::test_runner::{Config, TestRunner};

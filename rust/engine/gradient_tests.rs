@@ -4,8 +4,7 @@
 use super::Engine;
 use super::whole_tests::{Member, OnTensors, Tensor, call, group_that_compresses};
 use crate::codec::reference::{self, Rank};
-use crate::codec::schedule::count;
-use crate::codec::{Momentum, Schedule, Wire};
+use crate::codec::{Momentum, Schedule, Wire, chunks_to_send};
 use crate::collective::call::CollectiveKind;
 use crate::collective::partition::{partition, partitions};
 use crate::collective::span::Memory;
@@ -302,7 +301,7 @@ fn compressed_step(case: &Case, kept: &mut [Vec<Kept>], place: usize, group: Ran
         let chunks = kept[0].gradient.len().div_ceil(case.chunk);
         let method = reference::Method {
             chunk: case.chunk,
-            count: count(chunks, case.density),
+            count: chunks_to_send(chunks, case.density),
             wire: case.wire,
             momentum: case.momentum,
             // Of those in `cases` only a short momentum is old before it is sent, if little is.

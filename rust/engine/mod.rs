@@ -20,8 +20,8 @@ use crate::collective::fabric::Fabric;
 use crate::error::{Error, Result};
 use crate::gradients::{Courier, Gradients};
 use crate::observe::counters::{Counters, Counts};
-use crate::observe::gradients::{GradientCounters, GradientCounts};
-use crate::observe::traffic::{Times, Traffic};
+use crate::observe::gradient_counters::{GradientCounters, GradientCounts};
+use crate::observe::overlap::{OverlapTimer, OverlapTimes};
 use crate::simd::element::Element;
 use crate::transport::interrupt::Interrupt;
 use crate::transport::{Failure, Watch};
@@ -64,7 +64,7 @@ struct Shared {
     labels: Vec<String>,
     rank: usize,
     counters: Counters,
-    traffic: Traffic,
+    overlap: OverlapTimer,
     gradient_counters: Arc<GradientCounters>,
     devices: Arc<Devices>,
     /// Buckets that are gone, until the worker has let go of what is kept of them.
@@ -129,7 +129,7 @@ impl Engine {
             labels,
             rank,
             counters: Counters::new(CollectiveKind::ALL.len()),
-            traffic: Traffic::default(),
+            overlap: OverlapTimer::default(),
             gradient_counters,
             devices,
             gone: Mutex::default(),
@@ -169,12 +169,12 @@ impl Engine {
     pub fn submit(&self, mut call: Call, operation: Arc<dyn Operation>) -> Result<u64> {
         let arrival = self.arrive(&mut call)?;
         if call.gradient {
-            self.shared.traffic.begin(Instant::now());
+            self.shared.overlap.begin(Instant::now());
         }
         let is_gradient = call.gradient;
         let pushed = self.shared.queue.push(call, operation, arrival);
         if is_gradient && pushed.is_err() {
-            self.shared.traffic.end(Instant::now());
+            self.shared.overlap.end(Instant::now());
         }
         pushed
     }
@@ -217,7 +217,7 @@ impl Engine {
     /// The backward pass is over: gradients that are held back are exchanged, and somebody waits
     /// for them.
     pub fn end_of_pass(&self) {
-        self.shared.traffic.backward_ended(Instant::now());
+        self.shared.overlap.backward_ended(Instant::now());
         self.shared.queue.push_flush();
     }
 
@@ -321,12 +321,12 @@ impl Engine {
     }
 
     pub fn counts(&self) -> Counts {
-        self.shared.counters.now()
+        self.shared.counters.snapshot()
     }
 
     /// What the exchange of gradients has cost.
-    pub fn gradient_counts(&self) -> (GradientCounts, Times) {
-        (self.shared.gradient_counters.now(), self.shared.traffic.times())
+    pub fn gradient_counts(&self) -> (GradientCounts, OverlapTimes) {
+        (self.shared.gradient_counters.snapshot(), self.shared.overlap.times())
     }
 
     /// Fails everything that is pending and everything that comes, at once.

@@ -18,7 +18,7 @@ use crate::collective::span::Memory;
 use crate::error::{Error, Result};
 use crate::gradients::{Doing, Failed, Member, Place, Shard, Tensor};
 use crate::observe::counters::Completed;
-use crate::observe::gradients::Stage;
+use crate::observe::gradient_counters::Stage;
 use crate::simd::element::Element;
 use crate::transport::Failure;
 use crate::transport::frame::Goodbye;
@@ -105,7 +105,7 @@ fn work(
     shared.queue.done();
     for Over { own, outcome } in over {
         if own.is_gradient {
-            shared.traffic.end(Instant::now());
+            shared.overlap.end(Instant::now());
         }
         shared.settle(&own.operation, outcome.err().as_ref());
         // After that: who has waited for it to be over finds it settled.
@@ -209,7 +209,7 @@ fn perform_here(
     let start = Instant::now();
     let agreed = agree(fabric, &shared.labels, job.seq, &job.call, own, deadline)?;
     if let Some(bucket) = agreed.bucket.filter(|_| compresses) {
-        front.gradients.counters().add(Stage::Agree, start.elapsed().as_secs_f64());
+        front.gradients.counters().add_seconds(Stage::Agree, start.elapsed().as_secs_f64());
         let (Plan::AllReduce(reducer), Some(element)) = (plan, element_of(&job)) else {
             let view = &job.call.view;
             return Err(Error::Operation(format!("gflow: {view} cannot be a gradient bucket")));
@@ -250,7 +250,7 @@ fn perform_on_device(
     let own = TensorInfo { step, momentum, ..TensorInfo::default() };
     let start = Instant::now();
     let agreed = agree(fabric, &shared.labels, job.seq, &job.call, own, deadline)?;
-    gradients.counters().add(Stage::Agree, start.elapsed().as_secs_f64());
+    gradients.counters().add_seconds(Stage::Agree, start.elapsed().as_secs_f64());
     let bucket = agreed.bucket.filter(|_| gradients.method().is_some());
     // The same on all ranks: it follows from what they have agreed on.
     match (bucket, element_of(&job), memory.outputs.first()) {

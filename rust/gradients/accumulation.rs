@@ -5,7 +5,7 @@
 //! the few milliseconds that it takes. More were measured not to be faster, and the cores are the
 //! training job's. The results do not depend on who does which chunk.
 
-use crate::codec::{Gradient, Grid, Momentum, Norms, accumulate};
+use crate::codec::{ChunkGrid, ChunkNorms, Gradient, Momentum, accumulate};
 use std::sync::{Mutex, PoisonError};
 
 /// What a thread takes at a time has about this many elements. Starting a thread takes as long as
@@ -25,7 +25,7 @@ pub struct Stretch<'a> {
 impl<'a> Stretch<'a> {
     /// Moves the gradient into the residual and returns the norms of the chunks. `room` is used to
     /// remember a chunk while it is changed.
-    pub fn accumulate(mut self, room: &mut Vec<f32>) -> Vec<Norms> {
+    pub fn accumulate(mut self, room: &mut Vec<f32>) -> Vec<ChunkNorms> {
         if self.gradient.len() < 2 * PIECE.max(self.chunk) {
             return self.accumulate_here(room);
         }
@@ -52,9 +52,9 @@ impl<'a> Stretch<'a> {
         done.into_iter().flat_map(|(_, norms)| norms).collect()
     }
 
-    fn accumulate_here(&mut self, room: &mut Vec<f32>) -> Vec<Norms> {
-        let grid = Grid { elements: self.gradient.len(), chunk: self.chunk };
-        room.resize(2 * grid.chunk.min(grid.elements), 0.0);
+    fn accumulate_here(&mut self, room: &mut Vec<f32>) -> Vec<ChunkNorms> {
+        let grid = ChunkGrid { elements: self.gradient.len(), chunk_len: self.chunk };
+        room.resize(2 * grid.chunk_len.min(grid.elements), 0.0);
         let one = |index| {
             let range = grid.range(index);
             let velocity = self.velocity.as_mut();

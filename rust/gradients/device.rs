@@ -12,8 +12,7 @@ use super::method::Method;
 use super::numbers::{Home, Numbers};
 use super::path::{Manner, Means, Path};
 use super::tensor::{Doing, Tensor};
-use crate::codec::Momentum;
-use crate::codec::schedule::count;
+use crate::codec::{Momentum, chunks_to_send};
 use crate::collective::fabric::Fabric;
 use crate::collective::hierarchical;
 use crate::collective::partition::partitions;
@@ -22,7 +21,7 @@ use crate::cuda::{
     self, Completion, DeviceQueue, DeviceReport, DeviceShard, DeviceSlice, Fault,
     InterHostExchange, IntraHostExchange, OnPoll, Scratch, Watchdog,
 };
-use crate::observe::gradients::{GradientCounters, Stage};
+use crate::observe::gradient_counters::{GradientCounters, Stage};
 use crate::simd::element::Element;
 use crate::transport::Failure;
 use std::sync::Arc;
@@ -264,7 +263,7 @@ impl Path for DevicePath {
             member.sent_elements = sent;
             let bytes = sent * manner.method.wire.element_bytes();
             self.sent += ring_bytes(hosts, bytes);
-            counters.norms(ring_bytes(hosts, 4 * member.grid.chunks()));
+            counters.add_norm_bytes(ring_bytes(hosts, 4 * member.grid.chunks()));
         }
         Ok(())
     }
@@ -291,10 +290,10 @@ static STAGES: [Stage; 5] =
 fn note(counters: &GradientCounters, report: DeviceReport, stages: &[Stage], buckets: &[u32]) {
     let (seconds, weights) = report.read();
     for (stage, seconds) in stages.iter().zip(seconds) {
-        counters.add(*stage, seconds);
+        counters.add_seconds(*stage, seconds);
     }
     for (bucket, weight) in buckets.iter().zip(weights) {
-        counters.weigh(*bucket, weight.ratio());
+        counters.set_residual_ratio(*bucket, weight.residual_ratio());
     }
 }
 
@@ -306,7 +305,7 @@ fn shard_of<'a>(member: &Member, bucket: &'a Bucket, manner: Manner) -> Option<D
         gradient: shard.span.address as u64,
         element: shard.element,
         grid: shard.grid,
-        count: count(shard.grid.chunks(), member.density),
+        count: chunks_to_send(shard.grid.chunks(), member.density),
         residual: bucket.residual.on_device()?,
         velocity: bucket.velocity.on_device(),
         clears_velocity: momentum.is_some_and(|by| method.clears_velocity(member.density, by)),

@@ -12,7 +12,7 @@ use super::tensor::{Place, Tensor};
 use crate::codec::{Gradient, Momentum, add_velocity};
 use crate::collective::hierarchical;
 use crate::collective::span::Span;
-use crate::observe::gradients::Stage;
+use crate::observe::gradient_counters::Stage;
 use crate::simd::element::Element;
 use crate::simd::reducer::Reducer;
 use crate::transport::Failure;
@@ -112,7 +112,7 @@ impl Path for HostPath {
         let mut sums = own.clone();
         let sent = counters
             .time(Stage::Norms, || norms::sum_over_hosts(fabric, seq, &mut sums, *deadline))?;
-        counters.norms(sent);
+        counters.add_norm_bytes(sent);
 
         counters.time(Stage::Pack, || {
             let (mut own, mut sums) = (&own[..], &sums[..]);
@@ -139,7 +139,7 @@ impl Path for HostPath {
                 Shard::pack(bucket, method.wire, &load, clears, out);
             }
         }
-        counters.add(Stage::Pack, start.elapsed().as_secs_f64());
+        counters.add_seconds(Stage::Pack, start.elapsed().as_secs_f64());
         // Also if it is empty: an exchange ends with its last parcel.
         courier.send(parcel.last())
     }
@@ -161,7 +161,7 @@ impl Path for HostPath {
         loop {
             let delivery = counters.time(Stage::Wait, || courier.receive(|| fabric.check()))?;
             let Delivery { mut parcel, outcome, seconds, sent } = delivery;
-            counters.add(Stage::Wire, seconds);
+            counters.add_seconds(Stage::Wire, seconds);
             sent_in_all += sent;
             outcome?;
             counters.time(Stage::Unpack, || {

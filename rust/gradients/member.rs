@@ -5,10 +5,9 @@ use super::accumulation::Stretch;
 use super::bucket::Bucket;
 use super::parcel::{Load, Parcel};
 use super::tensor::Tensor;
-use crate::codec::hop::take_back;
-use crate::codec::schedule::count;
 use crate::codec::{
-    Gradient, Grid, Momentum, Weight, Wire, fill, keep_rest, pack, scale_for, select, unpack,
+    ChunkGrid, ExchangeNorms, Gradient, Momentum, Wire, chunks_to_send, fill, pack,
+    return_hop_error, return_unpack_error, scale_for, select, unpack,
 };
 use crate::collective::agreement::{Agreed, AgreedBucket};
 use crate::collective::span::Span;
@@ -31,7 +30,7 @@ pub struct Member {
 pub struct Shard {
     pub span: Span,
     pub element: Element,
-    pub grid: Grid,
+    pub grid: ChunkGrid,
     /// By chunk: the L1 norm of what could be sent, of this rank, then of all hosts.
     pub norms: Vec<f32>,
     /// The chunks that are sent, ascending, and by what they are multiplied on the wire.
@@ -39,7 +38,7 @@ pub struct Shard {
     scales: Vec<f32>,
     /// How many elements it sends.
     pub sent_elements: usize,
-    pub weight: Weight,
+    pub weight: ExchangeNorms,
 }
 
 impl Shard {
@@ -47,12 +46,12 @@ impl Shard {
         Shard {
             span,
             element,
-            grid: Grid { elements: span.bytes / element.bytes(), chunk },
+            grid: ChunkGrid { elements: span.bytes / element.bytes(), chunk_len: chunk },
             norms: Vec::new(),
             chosen: Vec::new(),
             scales: Vec::new(),
             sent_elements: 0,
-            weight: Weight::default(),
+            weight: ExchangeNorms::default(),
         }
     }
 
@@ -82,7 +81,7 @@ impl Shard {
         momentum: Option<Momentum>,
         room: &mut Vec<f32>,
     ) {
-        let (chunk, elements) = (self.grid.chunk, self.elements());
+        let (chunk, elements) = (self.grid.chunk_len, self.elements());
         let stretch = Stretch {
             gradient: self.gradient(0..elements),
             residual: bucket.residual.on_host(),
@@ -92,13 +91,13 @@ impl Shard {
         let norms = stretch.accumulate(room);
         let finite = |norm: f32| if norm.is_finite() { f64::from(norm) } else { 0.0 };
         self.weight.gradient = norms.iter().map(|norms| finite(norms.gradient)).sum();
-        self.weight.unsent = norms.iter().map(|norms| finite(norms.sum)).sum();
-        self.norms = norms.into_iter().map(|norms| norms.sum).collect();
+        self.weight.unsent = norms.iter().map(|norms| finite(norms.residual)).sum();
+        self.norms = norms.into_iter().map(|norms| norms.residual).collect();
     }
 
     /// Chooses, from the norms of all hosts, what is sent. `own` are this rank's norms.
     pub fn choose(&mut self, density: f64, wire: Wire, own: &[f32]) {
-        select(&self.norms, count(self.grid.chunks(), density), &mut self.chosen);
+        select(&self.norms, chunks_to_send(self.grid.chunks(), density), &mut self.chosen);
         // What is not finite goes nowhere: all ranks know of it by now.
         self.chosen.retain(|index| self.norms[*index as usize].is_finite());
         self.scales =
@@ -147,12 +146,18 @@ impl Shard {
     ) {
         let residual = &mut bucket.residual.on_host()[load.range.clone()];
         for (elements, rounded_off) in parcel.rounded_off(load) {
-            take_back(&mut residual[elements], rounded_off, load.scale);
+            return_hop_error(&mut residual[elements], rounded_off, load.scale);
         }
         let sum = parcel.part(load.place.clone());
         let mut gradient = self.gradient(load.range.clone());
         unpack(sum, wire, load.scale, &mut gradient);
-        keep_rest(sum, wire, load.scale, &mut gradient, is_first_host.then_some(residual));
+        return_unpack_error(
+            sum,
+            wire,
+            load.scale,
+            &mut gradient,
+            is_first_host.then_some(residual),
+        );
     }
 }
 

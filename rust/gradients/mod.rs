@@ -44,7 +44,7 @@ use crate::collective::fabric::Fabric;
 use crate::collective::hierarchical;
 use crate::cuda;
 use crate::engine::devices::Devices;
-use crate::observe::gradients::{Exchanged, GradientCounters};
+use crate::observe::gradient_counters::{BucketExchange, GradientCounters};
 use crate::simd::element::Element;
 use crate::transport::Failure;
 use device::DevicePath;
@@ -189,7 +189,7 @@ impl Gradients {
         }
         let sent = path.reduce_across(&mut means, tensor)?;
         path.hand_out_within(&mut means, tensor)?;
-        self.counters.exchanged(Exchanged {
+        self.counters.record(BucketExchange {
             bucket: bucket.number,
             step: bucket.step + 1,
             gradient_bytes: tensor.span.bytes as u64,
@@ -283,7 +283,7 @@ impl Gradients {
         for bucket in buckets {
             self.buckets.remove(bucket);
         }
-        self.counters.forget(buckets);
+        self.counters.retire(buckets);
     }
 
     /// Takes the momentum over from the optimizer, or gives it back.
@@ -375,14 +375,14 @@ fn count(counters: &GradientCounters, members: &[Member], sent: u64) {
         let shard = member.shard.as_ref();
         let is_weighed = member.tensor.lane() == 0;
         let weight = shard.map(|shard| shard.weight).unwrap_or_default();
-        counters.exchanged(Exchanged {
+        counters.record(BucketExchange {
             bucket: member.bucket.number,
             step: member.bucket.step + 1,
             gradient_bytes: member.tensor.span.bytes as u64,
             carried_bytes: shard.map_or(0, |shard| shard.bytes() as u64),
             wire_bytes: (sent * elements(member)).checked_div(all).unwrap_or(0),
             density: member.density,
-            residual_ratio: is_weighed.then(|| weight.ratio()),
+            residual_ratio: is_weighed.then(|| weight.residual_ratio()),
         });
     }
 }

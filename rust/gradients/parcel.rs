@@ -4,8 +4,7 @@
 //! and with what this rank has rounded off while it added. An exchange that chose much is several
 //! parcels: while one is on its way the next is packed and the one before unpacked.
 
-use crate::codec::Wire;
-use crate::codec::hop;
+use crate::codec::{Wire, add_partial_sum};
 use crate::collective::ring::{Combine, Ring};
 use crate::transport::{Failure, Watch};
 use std::ops::Range;
@@ -165,7 +164,7 @@ impl Combine for Sums {
             Wire::F32 => &mut [][..],
             _ => &mut rounded_off[elements.clone()],
         };
-        hop::add(&mut own[..bytes], &incoming[..bytes], self.wire, rounded_off);
+        add_partial_sum(&mut own[..bytes], &incoming[..bytes], self.wire, rounded_off);
         // What comes in little by little, on one lane or on several in turn, is one range of each.
         match added.iter_mut().rev().find(|range| range.end == elements.start) {
             Some(range) => range.end = elements.end,

@@ -12,7 +12,7 @@ use super::tensor::Tensor;
 use crate::codec::Momentum;
 use crate::collective::fabric::Fabric;
 use crate::collective::span::Span;
-use crate::observe::gradients::GradientCounters;
+use crate::observe::gradient_counters::GradientCounters;
 use crate::simd::element::Element;
 use crate::transport::Failure;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Counters of what a group has done. They only ever grow, and counting never waits for an exchange.
+//! Counts what a group has done. Counters only grow, and counting never blocks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,7 +21,7 @@ pub struct Completed {
     pub bytes: u64,
 }
 
-/// The counters at one moment.
+/// A snapshot of the counters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Counts {
     pub gradient_buckets: u64,
@@ -58,7 +58,7 @@ impl Counters {
         add(&self.by_kind[completed.kind], 1);
     }
 
-    pub fn now(&self) -> Counts {
+    pub fn snapshot(&self) -> Counts {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Counts {
             gradient_buckets: read(&self.gradient_buckets),

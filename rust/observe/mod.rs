@@ -1,10 +1,18 @@
-//! What happened and when: counters, times of the stages of an exchange, log records.
+//! What happened and when: counters, timings, log records.
 //!
-//! Watching never slows down what it watches: no function here waits for an exchange or takes a lock
-//! that one holds for long.
+//! Observing must never slow down what it observes: no function here waits for an exchange, or
+//! takes a lock that anyone holds for long.
+//!
+//! | file | |
+//! |---|---|
+//! | `counters.rs` | collectives and bytes per group |
+//! | `gradient_counters.rs` | gradient exchanges: bytes per bucket, seconds per stage |
+//! | `overlap.rs` | communication time hidden behind the backward pass, and exposed |
+//! | `log.rs` | log records on their way to Python's `logging` |
+//! | `threads.rs` | starts threads with a name and the log context of the starter |
 
 pub mod counters;
-pub mod gradients;
+pub mod gradient_counters;
 pub mod log;
+pub mod overlap;
 pub mod threads;
-pub mod traffic;

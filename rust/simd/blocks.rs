@@ -1,93 +1,91 @@
-//! Memory by the block: a slice as blocks of floats, and what is left over as one more block,
-//! filled up with zeros. Kernels treat that one like any other, so that the end of a slice is
-//! calculated like its middle.
+//! A byte slice as blocks of floats. The tail is loaded into one more block, padded with zeros, and
+//! kernels treat it like any other, so the end of a slice is calculated like its middle.
 //!
-//! A block needs no alignment; of what it is, any bits must be a value.
+//! Blocks need no alignment.
 
-use super::number::Plain;
+use super::number::Pod;
 use std::mem::MaybeUninit;
 
-/// So many floats as `S` has, at any address.
+/// The floats of an `S`, at any address.
 #[derive(Clone, Copy)]
 #[repr(C, packed)]
-pub struct Block<S: Plain>(pub S);
+pub struct Block<S: Pod>(pub S);
 
-/// The whole blocks of `bytes`, and the rest.
+/// The whole blocks of `bytes`, and the tail.
 #[inline(always)]
-pub fn blocks<S: Plain>(bytes: &[u8]) -> (&[Block<S>], &[u8]) {
-    let (whole, rest) = bytes.split_at(bytes.len() - bytes.len() % size_of::<S>());
+pub fn blocks<S: Pod>(bytes: &[u8]) -> (&[Block<S>], &[u8]) {
+    let (whole, tail) = bytes.split_at(bytes.len() - bytes.len() % size_of::<S>());
     let count = whole.len() / size_of::<S>();
-    // SAFETY: that many fit into the bytes, need no alignment, and any bits are a block.
-    (unsafe { std::slice::from_raw_parts(whole.as_ptr().cast(), count) }, rest)
+    // SAFETY: that many blocks fit into the bytes, need no alignment, and may hold any bits.
+    (unsafe { std::slice::from_raw_parts(whole.as_ptr().cast(), count) }, tail)
 }
 
-/// The whole blocks of `bytes`, and the rest.
+/// The whole blocks of `bytes`, and the tail.
 #[inline(always)]
-pub fn blocks_mut<S: Plain>(bytes: &mut [u8]) -> (&mut [Block<S>], &mut [u8]) {
-    let (whole, rest) = bytes.split_at_mut(bytes.len() - bytes.len() % size_of::<S>());
+pub fn blocks_mut<S: Pod>(bytes: &mut [u8]) -> (&mut [Block<S>], &mut [u8]) {
+    let (whole, tail) = bytes.split_at_mut(bytes.len() - bytes.len() % size_of::<S>());
     let count = whole.len() / size_of::<S>();
     // SAFETY: as for `blocks`; the borrow is the only one.
-    (unsafe { std::slice::from_raw_parts_mut(whole.as_mut_ptr().cast(), count) }, rest)
+    (unsafe { std::slice::from_raw_parts_mut(whole.as_mut_ptr().cast(), count) }, tail)
 }
 
-impl<S: Plain> Block<S> {
-    /// The rest of a slice, less than a block, and zeros.
+impl<S: Pod> Block<S> {
+    /// The tail of a slice, at most a block, padded with zeros.
     #[inline(always)]
-    pub fn padded(rest: &[u8]) -> Block<S> {
-        assert!(rest.len() <= size_of::<S>());
+    pub fn load_tail(tail: &[u8]) -> Block<S> {
+        assert!(tail.len() <= size_of::<S>());
         let mut block = MaybeUninit::<Block<S>>::zeroed();
-        // SAFETY: there is room for the rest; all bits have a value, and any bits are a block.
+        // SAFETY: the tail fits; all bytes are initialised, and a block may hold any bits.
         unsafe {
-            block.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(rest.as_ptr(), rest.len());
+            block.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(tail.as_ptr(), tail.len());
             block.assume_init()
         }
     }
 
-    /// Puts back what was `padded`.
+    /// Stores the part of the block that belongs to the tail of a slice.
     #[inline(always)]
-    pub fn put_back(&self, rest: &mut [u8]) {
-        assert!(rest.len() <= size_of::<S>());
+    pub fn store_tail(&self, tail: &mut [u8]) {
+        assert!(tail.len() <= size_of::<S>());
         let from = (&raw const self.0).cast::<u8>();
-        // SAFETY: the block has at least so many bytes, and is not in the slice.
-        unsafe { rest.as_mut_ptr().copy_from_nonoverlapping(from, rest.len()) };
+        // SAFETY: the block has at least that many bytes and doesn't overlap the slice.
+        unsafe { tail.as_mut_ptr().copy_from_nonoverlapping(from, tail.len()) };
     }
 }
 
-/// How far ahead of a block memory is asked for: the CPU's own guesses end with the page.
-const AHEAD_BYTES: usize = 4096;
+/// How far ahead to prefetch: the CPU's own prefetching stops at the end of a page.
+const PREFETCH_DISTANCE: usize = 4096;
 
-/// Asks for the memory that comes a while after this block, into the second-level cache. Only a
-/// hint, which costs nothing where there is no such memory. For passes over a lot of it: they
-/// were measured to be 7 % faster.
+/// Prefetches the memory a page after this block into the L2 cache. A hint only: harmless past the
+/// end of the buffer. Makes passes over large buffers 7 % faster (measured).
 #[inline(always)]
-pub fn fetch_ahead<S: Plain>(block: &Block<S>) {
+pub fn prefetch<S: Pod>(block: &Block<S>) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         const CACHE_LINE: usize = 64;
-        let ahead = (&raw const *block).cast::<i8>().wrapping_add(AHEAD_BYTES);
+        let ahead = (&raw const *block).cast::<i8>().wrapping_add(PREFETCH_DISTANCE);
         for line in 0..size_of::<S>().div_ceil(CACHE_LINE) {
-            // SAFETY: the instruction may be given any address, and every x86-64 has it.
+            // SAFETY: the instruction accepts any address, and every x86-64 CPU has it.
             unsafe { _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line * CACHE_LINE)) };
         }
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = (block, AHEAD_BYTES);
+    let _ = (block, PREFETCH_DISTANCE);
 }
 
-pub fn bytes_of<T: Plain>(elements: &[T]) -> &[u8] {
-    // SAFETY: the memory of the elements, as bytes, of which every one has a value.
+pub fn bytes_of<T: Pod>(elements: &[T]) -> &[u8] {
+    // SAFETY: the memory of the elements, whose bytes are all initialised.
     unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }
 
-pub fn bytes_of_mut<T: Plain>(elements: &mut [T]) -> &mut [u8] {
-    // SAFETY: as for `bytes_of`; whatever is written is a value of the elements.
+pub fn bytes_of_mut<T: Pod>(elements: &mut [T]) -> &mut [u8] {
+    // SAFETY: as for `bytes_of`; any bytes written are valid elements.
     unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
 }
 
-/// The elements that `bytes` are; None if they are not aligned or not whole.
-pub fn elements_of_mut<T: Plain>(bytes: &mut [u8]) -> Option<&mut [T]> {
-    // SAFETY: any bits are an element.
+/// The bytes as elements; None if they aren't aligned or not a whole number of elements.
+pub fn elements_of_mut<T: Pod>(bytes: &mut [u8]) -> Option<&mut [T]> {
+    // SAFETY: any bits are a valid element.
     match unsafe { bytes.align_to_mut() } {
         ([], elements, []) => Some(elements),
         _ => None,

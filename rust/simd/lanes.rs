@@ -3,10 +3,10 @@
 //! With every instruction set it is 32, so that a sum by lanes is the same to the last bit
 //! whatever CPU adds it. Rounding is to nearest, ties to even; a NaN stays a NaN.
 
-use super::number::{Float, Pair, Plain, Stored};
+use super::half_precision::{BF16, F16};
+use super::number::{Float, Pair, Pod, Stored};
 #[cfg(target_arch = "x86_64")]
-use super::packed::{BF16x8, BF16x16, F16x16, F16x32, F32x8, F32x16};
-use super::sixteen::{BF16, F16};
+use super::x86::{BF16x8, BF16x16, F16x16, F16x32, F32x8, F32x16};
 use std::mem::transmute;
 
 /// How many floats a kernel takes at a time.
@@ -38,7 +38,7 @@ type OneByOne<T> = Pair<Pair<Pair<Pair<Pair<T>>>>>;
 pub struct Row<S>([S; LANES]);
 
 // SAFETY: an array of such.
-unsafe impl<S: Plain> Plain for Row<S> {}
+unsafe impl<S: Pod> Pod for Row<S> {}
 
 impl<S: Stored<Number = f32>> Stored for Row<S> {
     type Number = OneByOne<f32>;
@@ -91,7 +91,7 @@ impl Lanes for Avx512 {
 
 /// The sum over all lanes, by halves: always in the same order.
 #[inline(always)]
-pub fn total<N: Float>(numbers: N) -> f32 {
+pub fn sum_lanes<N: Float>(numbers: N) -> f32 {
     const { assert!(size_of::<N>() == size_of::<[f32; LANES]>()) }
     // SAFETY: registers of floats and an array of as many are the same bits.
     let mut lanes = unsafe { std::mem::transmute_copy::<N, [f32; LANES]>(&numbers) };
@@ -106,39 +106,39 @@ pub fn total<N: Float>(numbers: N) -> f32 {
 }
 
 /// Calls what `for_each_instruction_set!` compiled, with the types of these instructions, which
-/// must be here: `call_for!(instructions, module[F16, F32](arguments))`.
-macro_rules! call_for {
+/// must be here: `dispatch!(instructions, module[F16, F32](arguments))`.
+macro_rules! dispatch {
     ($instructions:expr, $module:ident[$($type:ident),*]($($argument:expr),* $(,)?)) => {{
         #[cfg(target_arch = "x86_64")]
         use $crate::simd::lanes::{Avx2, Avx512};
         use $crate::simd::lanes::{Lanes, Portable};
-        let instructions: $crate::simd::instructions::Instructions = $instructions;
-        assert!(instructions.are_here(), "{instructions:?} on a CPU that has not got them");
+        let instructions: $crate::simd::instruction_set::InstructionSet = $instructions;
+        assert!(instructions.is_available(), "{instructions:?} on a CPU that has not got them");
         // SAFETY: the instructions are here, and the types are the set's own.
         unsafe {
             match instructions {
-                Instructions::Portable => {
+                InstructionSet::Portable => {
                     $module::portable::<$(<Portable as Lanes>::$type),*>($($argument),*)
                 }
                 #[cfg(target_arch = "x86_64")]
-                Instructions::Avx2 => {
+                InstructionSet::Avx2 => {
                     $module::avx2::<$(<Avx2 as Lanes>::$type),*>($($argument),*)
                 }
                 #[cfg(target_arch = "x86_64")]
-                Instructions::Avx512 => {
+                InstructionSet::Avx512 => {
                     $module::avx512::<$(<Avx512 as Lanes>::$type),*>($($argument),*)
                 }
             }
         }
     }};
 }
-pub(crate) use call_for;
+pub(crate) use dispatch;
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::simd::blocks::{Block, blocks, blocks_mut, bytes_of, bytes_of_mut};
-    use crate::simd::instructions::{Instructions, for_each_instruction_set};
+    use crate::simd::instruction_set::{InstructionSet, for_each_instruction_set};
     use half::{bf16, f16};
     use proptest::prelude::*;
 
@@ -151,33 +151,33 @@ mod tests {
     #[inline(always)]
     unsafe fn convert<A: Stored, B: Stored<Number = A::Number>>(to: &mut [u8], from: &[u8]) {
         const { assert!(A::COUNT == LANES && B::COUNT == LANES) }
-        let ((to, to_rest), (from, from_rest)) = (blocks_mut::<B>(to), blocks::<A>(from));
+        let ((to, to_tail), (from, from_tail)) = (blocks_mut::<B>(to), blocks::<A>(from));
         assert_eq!(to.len(), from.len());
         for (to, from) in to.iter_mut().zip(from) {
             to.0 = B::narrow(from.0.widen());
         }
-        let from = Block::<A>::padded(from_rest);
-        Block(B::narrow(from.0.widen())).put_back(to_rest);
+        let from = Block::<A>::load_tail(from_tail);
+        Block(B::narrow(from.0.widen())).store_tail(to_tail);
     }
 
-    fn widen_f16_with(set: Instructions, to: &mut [f32], from: &[u16]) {
-        call_for!(set, convert_for[F16, F32](bytes_of_mut(to), bytes_of(from)));
+    fn widen_f16_with(set: InstructionSet, to: &mut [f32], from: &[u16]) {
+        dispatch!(set, convert_for[F16, F32](bytes_of_mut(to), bytes_of(from)));
     }
 
-    fn narrow_f16_with(set: Instructions, to: &mut [u16], from: &[f32]) {
-        call_for!(set, convert_for[F32, F16](bytes_of_mut(to), bytes_of(from)));
+    fn narrow_f16_with(set: InstructionSet, to: &mut [u16], from: &[f32]) {
+        dispatch!(set, convert_for[F32, F16](bytes_of_mut(to), bytes_of(from)));
     }
 
-    fn widen_bf16_with(set: Instructions, to: &mut [f32], from: &[u16]) {
-        call_for!(set, convert_for[BF16, F32](bytes_of_mut(to), bytes_of(from)));
+    fn widen_bf16_with(set: InstructionSet, to: &mut [f32], from: &[u16]) {
+        dispatch!(set, convert_for[BF16, F32](bytes_of_mut(to), bytes_of(from)));
     }
 
-    fn narrow_bf16_with(set: Instructions, to: &mut [u16], from: &[f32]) {
-        call_for!(set, convert_for[F32, BF16](bytes_of_mut(to), bytes_of(from)));
+    fn narrow_bf16_with(set: InstructionSet, to: &mut [u16], from: &[f32]) {
+        dispatch!(set, convert_for[F32, BF16](bytes_of_mut(to), bytes_of(from)));
     }
 
-    fn sets_here() -> impl Iterator<Item = Instructions> {
-        Instructions::ALL.iter().copied().filter(|set| set.are_here())
+    fn sets_here() -> impl Iterator<Item = InstructionSet> {
+        InstructionSet::ALL.iter().copied().filter(|set| set.is_available())
     }
 
     fn assert_same(ours: f32, theirs: f32, from: u16) {

@@ -1,57 +1,57 @@
-//! Numbers: what can be calculated with, and how an element in memory becomes one.
+//! The traits that kernels are generic over: numbers, and how elements in memory become numbers.
 //!
 //! Everything here is `#[inline(always)]`, so that it is compiled for the instruction set of the
-//! kernel it ends up in. Nothing here may panic: an overflow of integers wraps.
+//! kernel it ends up in. Nothing here may panic: integer overflow wraps.
 
-/// What is only bits: memory may be taken for it, and it for memory.
+/// Plain old data: may be reinterpreted as bytes and back.
 ///
 /// # Safety
-/// Any bits are a value of it, and it has no byte without a value.
-pub unsafe trait Plain: Copy {}
+/// Every bit pattern is a valid value, and there are no padding bytes.
+pub unsafe trait Pod: Copy {}
 
-/// A number, or a register full of them.
-pub trait Number: Plain {
+/// A number or a vector of numbers.
+pub trait Number: Pod {
     fn add(self, other: Self) -> Self;
     fn multiply(self, other: Self) -> Self;
-    /// The smaller; a NaN if either is one. Of two equal ones, `other` (zeros differ in sign).
+    /// The smaller one; NaN if either is. Of two equal ones, `other` (zeros differ in sign).
     fn smaller(self, other: Self) -> Self;
-    /// The larger, in the same way.
+    /// The larger one, in the same way.
     fn larger(self, other: Self) -> Self;
 }
 
-/// A number that can be divided: floats exactly as they can, integers towards zero.
+/// A number that can be divided: floats to nearest, integers toward zero.
 pub trait Divisible: Number {
     fn divide(self, by: usize) -> Self;
 }
 
-/// A float of single precision, or registers of them.
+/// A single-precision float or a vector of them.
 pub trait Float: Number {
-    /// The same number everywhere.
-    fn all(number: f32) -> Self;
+    /// The same number in every lane.
+    fn splat(number: f32) -> Self;
     fn subtract(self, other: Self) -> Self;
-    fn magnitude(self) -> Self;
+    fn abs(self) -> Self;
     /// `yes` where `self` is finite, `no` where it is not.
-    fn pick_if_finite(self, yes: Self, no: Self) -> Self;
+    fn select_if_finite(self, yes: Self, no: Self) -> Self;
 }
 
-/// One element in memory, or as many as a register holds.
-pub trait Stored: Plain {
-    /// What it is calculated with: itself, or something wider.
+/// An element as stored in memory, or as many as fit a vector.
+pub trait Stored: Pod {
+    /// What calculations use: the type itself or a wider one.
     type Number: Number;
-    /// How many elements this is.
+    /// The number of elements.
     const COUNT: usize;
     fn widen(self) -> Self::Number;
-    /// The nearest that can be stored, ties to even.
+    /// The nearest value that can be stored, ties to even.
     fn narrow(number: Self::Number) -> Self;
 }
 
-/// Two numbers, or registers of them, from two places next to each other in memory.
+/// Two numbers or vectors, adjacent in memory.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Pair<N>(pub N, pub N);
 
-// SAFETY: the second follows the first without a gap, for both are of one type.
-unsafe impl<T: Plain> Plain for Pair<T> {}
+// SAFETY: both are of one type, so there is no padding between them.
+unsafe impl<T: Pod> Pod for Pair<T> {}
 
 impl<N: Number> Number for Pair<N> {
     #[inline(always)]
@@ -84,8 +84,8 @@ impl<N: Divisible> Divisible for Pair<N> {
 
 impl<N: Float> Float for Pair<N> {
     #[inline(always)]
-    fn all(number: f32) -> Self {
-        Pair(N::all(number), N::all(number))
+    fn splat(number: f32) -> Self {
+        Pair(N::splat(number), N::splat(number))
     }
 
     #[inline(always)]
@@ -94,13 +94,13 @@ impl<N: Float> Float for Pair<N> {
     }
 
     #[inline(always)]
-    fn magnitude(self) -> Self {
-        Pair(self.0.magnitude(), self.1.magnitude())
+    fn abs(self) -> Self {
+        Pair(self.0.abs(), self.1.abs())
     }
 
     #[inline(always)]
-    fn pick_if_finite(self, yes: Self, no: Self) -> Self {
-        Pair(self.0.pick_if_finite(yes.0, no.0), self.1.pick_if_finite(yes.1, no.1))
+    fn select_if_finite(self, yes: Self, no: Self) -> Self {
+        Pair(self.0.select_if_finite(yes.0, no.0), self.1.select_if_finite(yes.1, no.1))
     }
 }
 
@@ -121,7 +121,7 @@ impl<S: Stored> Stored for Pair<S> {
 
 impl Float for f32 {
     #[inline(always)]
-    fn all(number: f32) -> Self {
+    fn splat(number: f32) -> Self {
         number
     }
 
@@ -131,12 +131,12 @@ impl Float for f32 {
     }
 
     #[inline(always)]
-    fn magnitude(self) -> Self {
+    fn abs(self) -> Self {
         self.abs()
     }
 
     #[inline(always)]
-    fn pick_if_finite(self, yes: Self, no: Self) -> Self {
+    fn select_if_finite(self, yes: Self, no: Self) -> Self {
         if self.abs() < f32::INFINITY { yes } else { no }
     }
 }
@@ -156,7 +156,7 @@ macro_rules! float {
 
             #[inline(always)]
             fn smaller(self, other: Self) -> Self {
-                // With `other` a NaN the comparison fails, which picks it.
+                // If `other` is NaN the comparison is false, which picks it.
                 let smaller = if self < other { self } else { other };
                 if self.is_nan() { self } else { smaller }
             }
@@ -204,7 +204,7 @@ macro_rules! integer {
         impl Divisible for $integer {
             #[inline(always)]
             fn divide(self, by: usize) -> Self {
-                // Wider, because the number of ranks may not fit into the type.
+                // Wider, because the divisor may not fit into the type.
                 (self as i64).wrapping_div(by as i64) as $integer
             }
         }
@@ -230,16 +230,16 @@ macro_rules! stored_as_itself {
     };
 }
 
-macro_rules! plain {
+macro_rules! pod {
     ($($number:ty),*) => {
         $(
             // SAFETY: a primitive number.
-            unsafe impl Plain for $number {}
+            unsafe impl Pod for $number {}
         )*
     };
 }
 
-plain!(f32, f64, i8, u8, u16, i32, i64);
+pod!(f32, f64, i8, u8, u16, i32, i64);
 float!(f32);
 float!(f64);
 integer!(i8);

@@ -4,40 +4,40 @@
 //! the caller's business. It must never give different results for the same numbers on two
 //! CPUs, nor round a 16-bit float more than once.
 
-use super::choice::kernel_for;
+use super::dispatch::kernel_for;
 use super::element::{Element, Reduction};
-use super::instructions::Instructions;
-use super::kernel::Kernel;
+use super::fold::FoldKernel;
+use super::instruction_set::InstructionSet;
 
 /// Folds buffers of one element type by one reduction.
 #[derive(Clone, Copy)]
 pub struct Reducer {
     element: Element,
     ranks: usize,
-    fold: Kernel,
-    fold_and_finish: Kernel,
+    fold: FoldKernel,
+    fold_and_finish: FoldKernel,
 }
 
 impl Reducer {
     /// A reducer with the best instructions of this CPU. An average is over `ranks`, which is at
     /// least 1; that of integers is cut off towards zero.
     pub fn new(element: Element, reduction: Reduction, ranks: usize) -> Reducer {
-        Reducer::with(Instructions::best(), element, reduction, ranks).expect("the best are here")
+        Reducer::with(InstructionSet::best(), element, reduction, ranks).expect("the best are here")
     }
 
     /// A reducer with these instructions, or None if this CPU does not have them.
     pub fn with(
-        instructions: Instructions,
+        set: InstructionSet,
         element: Element,
         reduction: Reduction,
         ranks: usize,
     ) -> Option<Reducer> {
-        if !instructions.are_here() {
+        if !set.is_available() {
             return None;
         }
-        let fold_and_finish = kernel_for(instructions, element, reduction);
+        let fold_and_finish = kernel_for(set, element, reduction);
         let unfinished = if reduction == Reduction::Avg { Reduction::Sum } else { reduction };
-        let fold = kernel_for(instructions, element, unfinished);
+        let fold = kernel_for(set, element, unfinished);
         Some(Reducer { element, ranks, fold, fold_and_finish })
     }
 
@@ -322,7 +322,7 @@ mod tests {
                     let divides = finish && reduction == Reduction::Avg;
                     let divisor = divides.then_some(ranks);
                     let expected = expected(element, reduction, &sources, divisor);
-                    for set in Instructions::ALL.iter().filter(|set| set.are_here()) {
+                    for set in InstructionSet::ALL.iter().filter(|set| set.is_available()) {
                         let reducer = Reducer::with(*set, element, reduction, ranks).unwrap();
                         check(reducer, &layout, &sources, &expected, finish);
                     }

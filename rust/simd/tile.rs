@@ -1,5 +1,5 @@
-//! A tile: room on the stack for the numbers of a short stretch, small enough to stay in the
-//! first-level cache beside the stretches of the sources. It is never read before it is written.
+//! A tile: scratch space on the stack for the intermediate results of a few elements, small enough
+//! to stay in the L1 cache next to the sources. It is never read before it is written.
 
 use std::mem::MaybeUninit;
 
@@ -14,26 +14,27 @@ impl Tile {
         Tile(MaybeUninit::uninit())
     }
 
-    /// How many numbers of this type have room.
+    /// How many numbers of this type fit.
     #[inline(always)]
-    pub const fn room<N>() -> usize {
+    pub const fn capacity<N>() -> usize {
         BYTES / size_of::<N>()
     }
 
-    /// Fills it with `numbers`, which must not be more than there is room for.
+    /// Stores `numbers`, of which there must be no more than the capacity, and returns them.
     #[inline(always)]
     pub fn fill<N: Copy>(&mut self, numbers: impl ExactSizeIterator<Item = N>) -> &mut [N] {
         const { assert!(align_of::<N>() <= align_of::<Tile>()) }
-        let count = numbers.len().min(Tile::room::<N>());
+        let count = numbers.len().min(Tile::capacity::<N>());
         let start = self.0.as_mut_ptr().cast::<N>();
-        // SAFETY: `count` numbers have room and are aligned; uninitialised is what the type says.
-        let room = unsafe { std::slice::from_raw_parts_mut(start.cast::<MaybeUninit<N>>(), count) };
+        // SAFETY: `count` numbers fit and are aligned; the type says that they are uninitialised.
+        let slots =
+            unsafe { std::slice::from_raw_parts_mut(start.cast::<MaybeUninit<N>>(), count) };
         let mut filled = 0;
-        for (place, number) in room.iter_mut().zip(numbers) {
-            place.write(number);
+        for (slot, number) in slots.iter_mut().zip(numbers) {
+            slot.write(number);
             filled += 1;
         }
-        // SAFETY: the first `filled` of them were written just now.
+        // SAFETY: the first `filled` slots were just written.
         unsafe { std::slice::from_raw_parts_mut(start, filled) }
     }
 }

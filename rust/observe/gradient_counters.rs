@@ -1,28 +1,28 @@
-//! What the exchange of gradients has cost and saved, bucket by bucket and stage by stage. A lock is
-//! held for a few additions only, so it can be left on, and read at any time.
+//! What exchanging gradients costs and saves: bytes per bucket, seconds per stage. Cheap enough to
+//! be always on: the lock is held for a few additions only.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// The stages of the way of a gradient, in order.
+/// The stages a gradient passes through, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Waiting until all ranks have come with the same bucket.
+    /// Waiting until all ranks have submitted the same bucket.
     Agree,
-    /// Summing and handing out among the ranks of a host.
+    /// Reducing and broadcasting among the ranks of a host.
     WithinHost,
-    /// Adding to what was not sent, and taking the norms.
+    /// Adding the gradient to the residual, and taking norms.
     Accumulate,
-    /// Agreeing on the norms with the other hosts.
+    /// Adding up the norms over the hosts.
     Norms,
-    /// Choosing chunks and putting them into the parcel.
+    /// Selecting chunks and packing them into the parcel.
     Pack,
-    /// Round the ring; the other stages go on meanwhile.
+    /// Going round the ring; overlaps with the other stages.
     Wire,
-    /// Waiting for what goes round the ring, with nothing else to do.
+    /// Waiting for the ring with nothing else to do.
     Wait,
-    /// Putting the sums into the gradients.
+    /// Writing the sums into the gradients.
     Unpack,
 }
 
@@ -38,7 +38,7 @@ impl Stage {
         Stage::Unpack,
     ];
 
-    /// The name that a Python user reads.
+    /// The name in Python.
     pub fn name(self) -> &'static str {
         match self {
             Stage::Agree => "agree",
@@ -53,45 +53,45 @@ impl Stage {
     }
 }
 
-/// One bucket.
+/// The counters of one bucket.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct BucketCounts {
-    /// How often it was exchanged.
+    /// How many times it was exchanged.
     pub steps: u64,
-    /// Bytes of gradient, in all exchanges together.
+    /// Bytes of gradient, over all exchanges.
     pub gradient_bytes: u64,
-    /// Bytes of the part that this rank carries to other hosts.
+    /// Bytes of the shard that this rank carries to other hosts.
     pub carried_bytes: u64,
-    /// Bytes that this rank has sent to other hosts.
+    /// Bytes sent to other hosts by this rank.
     pub wire_bytes: u64,
-    /// The fraction of its chunks that it sent last time; 1 while it is exchanged exactly.
+    /// The fraction of its chunks sent last time; 1 for an exact exchange.
     pub density: f64,
-    /// What stayed behind last time over the gradient of that step, as L1 norms of this rank.
+    /// Last time's unsent residual over the gradient, as L1 norms on this rank.
     pub residual_ratio: f64,
 }
 
 /// One exchange of one bucket.
 #[derive(Debug, Clone, Copy)]
-pub struct Exchanged {
+pub struct BucketExchange {
     pub bucket: u32,
     pub step: u64,
     pub gradient_bytes: u64,
     pub carried_bytes: u64,
     pub wire_bytes: u64,
     pub density: f64,
-    /// `None` if it is not known yet: see [`GradientCounters::weigh`].
+    /// `None` if not known yet: see [`GradientCounters::set_residual_ratio`].
     pub residual_ratio: Option<f64>,
 }
 
-/// All counters at one moment.
+/// A snapshot of all counters.
 #[derive(Debug, Clone, Default)]
 pub struct GradientCounts {
     pub buckets: BTreeMap<u32, BucketCounts>,
-    /// The bytes of buckets that are gone, all together.
-    pub gone: BucketCounts,
+    /// The total bytes of retired buckets.
+    pub retired: BucketCounts,
     /// Bytes sent for the norms.
     pub norm_bytes: u64,
-    /// Seconds, in the order of [`Stage::ALL`].
+    /// Seconds per stage, in the order of [`Stage::ALL`].
     pub seconds: [f64; Stage::ALL.len()],
 }
 
@@ -99,24 +99,24 @@ pub struct GradientCounts {
 pub struct GradientCounters(Mutex<GradientCounts>);
 
 impl GradientCounters {
-    /// Does `work`, and counts how long that took.
+    /// Runs `work` and counts the time it takes.
     pub fn time<T>(&self, stage: Stage, work: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let result = work();
-        self.add(stage, start.elapsed().as_secs_f64());
+        self.add_seconds(stage, start.elapsed().as_secs_f64());
         result
     }
 
-    pub fn add(&self, stage: Stage, seconds: f64) {
+    pub fn add_seconds(&self, stage: Stage, seconds: f64) {
         self.lock().seconds[stage as usize] += seconds;
     }
 
-    /// Counts bytes of norms that were sent.
-    pub fn norms(&self, bytes: u64) {
+    /// Counts bytes sent for norms.
+    pub fn add_norm_bytes(&self, bytes: u64) {
         self.lock().norm_bytes += bytes;
     }
 
-    pub fn exchanged(&self, one: Exchanged) {
+    pub fn record(&self, one: BucketExchange) {
         let mut counts = self.lock();
         let bucket = counts.buckets.entry(one.bucket).or_default();
         bucket.steps = one.step;
@@ -127,30 +127,30 @@ impl GradientCounters {
         bucket.residual_ratio = one.residual_ratio.unwrap_or(bucket.residual_ratio);
     }
 
-    /// Says the [`BucketCounts::residual_ratio`] of an exchange that was counted without it.
-    pub fn weigh(&self, bucket: u32, residual_ratio: f64) {
+    /// Sets the [`BucketCounts::residual_ratio`] of an exchange that was recorded without it.
+    pub fn set_residual_ratio(&self, bucket: u32, residual_ratio: f64) {
         if let Some(counted) = self.lock().buckets.get_mut(&bucket) {
             counted.residual_ratio = residual_ratio;
         }
     }
 
-    /// These buckets are gone; their bytes still count.
-    pub fn forget(&self, buckets: &[u32]) {
+    /// Drops buckets that no longer exist; their bytes still count.
+    pub fn retire(&self, buckets: &[u32]) {
         let mut counts = self.lock();
         for number in buckets {
             let Some(bucket) = counts.buckets.remove(number) else { continue };
-            counts.gone.gradient_bytes += bucket.gradient_bytes;
-            counts.gone.carried_bytes += bucket.carried_bytes;
-            counts.gone.wire_bytes += bucket.wire_bytes;
+            counts.retired.gradient_bytes += bucket.gradient_bytes;
+            counts.retired.carried_bytes += bucket.carried_bytes;
+            counts.retired.wire_bytes += bucket.wire_bytes;
         }
     }
 
-    pub fn now(&self) -> GradientCounts {
+    pub fn snapshot(&self) -> GradientCounts {
         self.lock().clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, GradientCounts> {
-        // Valid after every statement, so a panic elsewhere does not spoil it.
+        // Valid after every statement, so a panic elsewhere can't have left it broken.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -164,10 +164,10 @@ mod tests {
         let counters = GradientCounters::default();
         for (index, stage) in Stage::ALL.into_iter().enumerate() {
             assert_eq!(stage as usize, index);
-            counters.add(stage, index as f64);
-            counters.add(stage, 1.0);
+            counters.add_seconds(stage, index as f64);
+            counters.add_seconds(stage, 1.0);
         }
-        let seconds = counters.now().seconds;
+        let seconds = counters.snapshot().seconds;
         assert!(seconds.iter().enumerate().all(|(i, seconds)| *seconds == i as f64 + 1.0));
     }
 }

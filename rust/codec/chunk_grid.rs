@@ -1,24 +1,25 @@
-//! The grid: how the elements of a gradient are cut into chunks. It must depend on nothing but
-//! the two numbers in it, which all ranks share.
+//! How the elements of a gradient are cut into chunks: by two numbers that all ranks share, and
+//! nothing else.
 
 use std::ops::Range;
 
-/// Chunks of `chunk` elements each, the last of which may be shorter.
+/// Chunks of `chunk_len` elements each, the last of which may be shorter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Grid {
+pub struct ChunkGrid {
     pub elements: usize,
-    /// At least 1.
-    pub chunk: usize,
+    /// Elements per chunk; at least 1.
+    pub chunk_len: usize,
 }
 
-impl Grid {
+impl ChunkGrid {
+    /// The number of chunks.
     pub fn chunks(&self) -> usize {
-        self.elements.div_ceil(self.chunk)
+        self.elements.div_ceil(self.chunk_len)
     }
 
     /// The elements of the chunk with this index.
     pub fn range(&self, index: usize) -> Range<usize> {
-        let start = |index: usize| index.saturating_mul(self.chunk).min(self.elements);
+        let start = |index: usize| index.saturating_mul(self.chunk_len).min(self.elements);
         start(index)..start(index + 1)
     }
 }
@@ -31,7 +32,7 @@ mod tests {
     proptest! {
         #[test]
         fn chunks_cover_every_element_once(elements in 0usize..10_000, chunk in 1usize..12_000) {
-            let grid = Grid { elements, chunk };
+            let grid = ChunkGrid { elements, chunk_len: chunk };
             let mut at = 0;
             for index in 0..grid.chunks() {
                 let range = grid.range(index);

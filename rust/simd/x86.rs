@@ -4,8 +4,8 @@
 //! The types here must never be named but by the kernels of their instruction set; that is what
 //! makes each `unsafe` here sound.
 
-use super::number::{Divisible, Float, Number, Pair, Plain, Stored};
-use super::sixteen::BF16;
+use super::half_precision::BF16;
+use super::number::{Divisible, Float, Number, Pair, Pod, Stored};
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
@@ -39,16 +39,16 @@ pub struct F32x8(__m256);
 #[repr(transparent)]
 pub struct F32x16(__m512);
 
-macro_rules! plain {
+macro_rules! pod {
     ($($numbers:ident),*) => {
         $(
             // SAFETY: an array of integers, or a register of floats, and nothing else.
-            unsafe impl Plain for $numbers {}
+            unsafe impl Pod for $numbers {}
         )*
     };
 }
 
-plain!(F16x16, F16x32, BF16x8, BF16x16, F32x8, F32x16);
+pod!(F16x16, F16x32, BF16x8, BF16x16, F32x8, F32x16);
 
 impl Stored for F16x16 {
     type Number = Pair<F32x8>;
@@ -110,7 +110,7 @@ impl Stored for F16x32 {
     }
 }
 
-/// In order, unlike `sixteen::BF16x2`: these meet numbers that lie in memory as f32.
+/// In order, unlike `half_precision::BF16x2`: these meet numbers that lie in memory as f32.
 macro_rules! brain_floats {
     ($stored:ident, $numbers:ident, $count:literal) => {
         impl Stored for $stored {
@@ -204,7 +204,7 @@ macro_rules! register {
 
         impl Float for $numbers {
             #[inline(always)]
-            fn all(number: f32) -> Self {
+            fn splat(number: f32) -> Self {
                 // SAFETY: as for `add`.
                 Self(unsafe { $repeat(number) })
             }
@@ -216,13 +216,13 @@ macro_rules! register {
             }
 
             #[inline(always)]
-            fn magnitude(self) -> Self {
+            fn abs(self) -> Self {
                 // SAFETY: as for `add`.
                 Self(unsafe { $magnitude(self.0) })
             }
 
             #[inline(always)]
-            fn pick_if_finite(self, yes: Self, no: Self) -> Self {
+            fn select_if_finite(self, yes: Self, no: Self) -> Self {
                 // SAFETY: as for `add`.
                 Self(unsafe { $if_finite(self.0, yes.0, no.0) })
             }

@@ -1,9 +1,9 @@
 //! The instruction sets that the kernels are compiled for. A set must never be used before
-//! [`Instructions::are_here`] has said yes: the CPU would stop the process.
+//! [`InstructionSet::is_available`] has said yes: the CPU would stop the process.
 
 /// A set of instructions, from the least to the most able.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Instructions {
+pub enum InstructionSet {
     /// What every CPU of this architecture has: SSE2 on x86-64, NEON on aarch64.
     Portable,
     #[cfg(target_arch = "x86_64")]
@@ -12,32 +12,32 @@ pub enum Instructions {
     Avx512,
 }
 
-impl Instructions {
+impl InstructionSet {
     #[cfg(target_arch = "x86_64")]
-    pub const ALL: &[Instructions] =
-        &[Instructions::Portable, Instructions::Avx2, Instructions::Avx512];
+    pub const ALL: &[InstructionSet] =
+        &[InstructionSet::Portable, InstructionSet::Avx2, InstructionSet::Avx512];
     #[cfg(not(target_arch = "x86_64"))]
-    pub const ALL: &[Instructions] = &[Instructions::Portable];
+    pub const ALL: &[InstructionSet] = &[InstructionSet::Portable];
 
     /// The most able set of this CPU. Cheap: std asks the CPU once and remembers.
-    pub fn best() -> Instructions {
-        let here = Instructions::ALL.iter().rev().find(|set| set.are_here());
-        here.copied().unwrap_or(Instructions::Portable)
+    pub fn best() -> InstructionSet {
+        let here = InstructionSet::ALL.iter().rev().find(|set| set.is_available());
+        here.copied().unwrap_or(InstructionSet::Portable)
     }
 
     /// Whether this CPU has them, and the operating system lets them be used.
-    pub fn are_here(self) -> bool {
+    pub fn is_available(self) -> bool {
         match self {
-            Instructions::Portable => true,
+            InstructionSet::Portable => true,
             #[cfg(target_arch = "x86_64")]
-            Instructions::Avx2 => {
+            InstructionSet::Avx2 => {
                 is_x86_feature_detected!("avx2")
                     && is_x86_feature_detected!("f16c")
                     && is_x86_feature_detected!("fma")
             }
             #[cfg(target_arch = "x86_64")]
-            Instructions::Avx512 => {
-                Instructions::Avx2.are_here()
+            InstructionSet::Avx512 => {
+                InstructionSet::Avx2.is_available()
                     && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512dq")
@@ -67,7 +67,7 @@ macro_rules! for_each_instruction_set {
             }
 
             /// # Safety
-            /// As for the body, and `Instructions::Avx2` are here.
+            /// As for the body, and `InstructionSet::Avx2` are here.
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,f16c,fma")]
             pub unsafe fn avx2<$($type: $bound),*>($($argument: $of),*) $(-> $result)? {
@@ -76,7 +76,7 @@ macro_rules! for_each_instruction_set {
             }
 
             /// # Safety
-            /// As for the body, and `Instructions::Avx512` are here.
+            /// As for the body, and `InstructionSet::Avx512` are here.
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,f16c,fma,avx512f,avx512bw,avx512dq,avx512vl")]
             pub unsafe fn avx512<$($type: $bound),*>($($argument: $of),*) $(-> $result)? {

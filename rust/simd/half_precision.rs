@@ -4,7 +4,7 @@
 //! its payload, which is what the x86 instructions do. The results do not depend on whether the
 //! CPU flushes subnormal numbers to zero.
 
-use super::number::{Pair, Plain, Stored};
+use super::number::{Pair, Pod, Stored};
 
 /// IEEE 754 half precision.
 #[derive(Clone, Copy)]
@@ -23,11 +23,11 @@ pub struct BF16(pub u16);
 pub struct BF16x2(u32);
 
 // SAFETY: an integer and nothing else.
-unsafe impl Plain for F16 {}
+unsafe impl Pod for F16 {}
 // SAFETY: an integer and nothing else.
-unsafe impl Plain for BF16 {}
+unsafe impl Pod for BF16 {}
 // SAFETY: an integer and nothing else.
-unsafe impl Plain for BF16x2 {}
+unsafe impl Pod for BF16x2 {}
 
 const _: () = assert!(cfg!(target_endian = "little"), "BF16x2 has the first in the lower half");
 

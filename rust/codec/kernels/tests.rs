@@ -2,65 +2,18 @@
 //! the properties that the method stands on.
 
 use super::accumulate::accumulate_with;
-use super::hop::{add_with, take_back_with};
 use super::momentum::add_velocity_with;
 use super::pack::pack_with;
-use super::reference::{self, Method, Rank};
-use super::rest::keep_rest;
-use super::samples::{any_finite, any_magnitude, bits, gradient, lengths, numbers, sets_here};
+use super::partial_sum::add_partial_sum_with;
+use super::residual::return_hop_error_with;
 use super::unpack::unpack_with;
-use super::{Gradient, Grid, Momentum, Wire, add_norms, fill, scale_for, select};
-use crate::simd::element::Element;
-use crate::simd::instructions::Instructions;
-use half::{bf16, f16};
+use crate::codec::samples::{
+    ELEMENTS, OwnedGradient, any_finite, any_magnitude, bits, gradient, lengths, momenta, numbers,
+    sets_here,
+};
+use crate::codec::{Gradient, Momentum, Wire, fill, reference, scale_for};
+use half::f16;
 use proptest::prelude::*;
-use std::ops::Range;
-
-/// A gradient that owns its elements.
-#[derive(Debug, Clone, PartialEq)]
-enum Owned {
-    F32(Vec<f32>),
-    F16(Vec<u16>),
-    BF16(Vec<u16>),
-}
-
-const ELEMENTS: [Element; 3] = [Element::F32, Element::F16, Element::BF16];
-
-impl Owned {
-    fn new(element: Element, numbers: &[f32]) -> Owned {
-        let numbers = numbers.iter();
-        match element {
-            Element::F16 => {
-                Owned::F16(numbers.map(|x| f16::from_f32_const(*x).to_bits()).collect())
-            }
-            Element::BF16 => {
-                Owned::BF16(numbers.map(|x| bf16::from_f32_const(*x).to_bits()).collect())
-            }
-            _ => Owned::F32(numbers.copied().collect()),
-        }
-    }
-
-    fn borrow(&mut self) -> Gradient<'_> {
-        match self {
-            Owned::F32(numbers) => Gradient::F32(numbers),
-            Owned::F16(bits) => Gradient::F16(bits),
-            Owned::BF16(bits) => Gradient::BF16(bits),
-        }
-    }
-
-    fn numbers(&self) -> Vec<f32> {
-        match self {
-            Owned::F32(numbers) => numbers.clone(),
-            Owned::F16(bits) => bits.iter().map(|x| f16::from_bits(*x).to_f32_const()).collect(),
-            Owned::BF16(bits) => bits.iter().map(|x| bf16::from_bits(*x).to_f32_const()).collect(),
-        }
-    }
-}
-
-fn momenta() -> impl Strategy<Value = Option<Momentum>> {
-    let some = (prop_oneof![Just(0.0f32), Just(0.9), 0.0f32..1.0], any::<bool>());
-    prop::option::of(some.prop_map(|(factor, nesterov)| Momentum { factor, nesterov }))
-}
 
 /// Gradient, residual and velocity of one chunk.
 fn chunks() -> impl Strategy<Value = (Vec<f32>, Vec<f32>, Vec<f32>)> {
@@ -73,7 +26,7 @@ proptest! {
         (gradient, residual, velocity) in chunks(), momentum in momenta()
     ) {
         for element in ELEMENTS {
-            let gradient = Owned::new(element, &gradient);
+            let gradient = OwnedGradient::new(element, &gradient);
             let (mut residual_then, mut velocity_then) = (residual.clone(), velocity.clone());
             let norms_then = reference::accumulate(
                 &gradient.numbers(), &mut residual_then, &mut velocity_then, momentum,
@@ -87,14 +40,14 @@ proptest! {
                     set, &mut gradient.borrow(), &mut residual, momentum, &mut undo,
                 );
                 prop_assert_eq!(
-                    bits(&[norms.gradient, norms.sum]), bits(&[norms_then.0, norms_then.1]),
+                    bits(&[norms.gradient, norms.residual]), bits(&[norms_then.0, norms_then.1]),
                     "{:?} {:?} {:?} {:?}", set, element, norms, norms_then
                 );
                 prop_assert_eq!(bits(&residual), bits(&residual_then), "{:?} {:?}", set, element);
                 if is_moving {
                     prop_assert_eq!(bits(&velocity), bits(&velocity_then));
                 }
-                if norms.sum.is_finite() {
+                if norms.residual.is_finite() {
                     prop_assert!(gradient.numbers().iter().all(|x| x.to_bits() == 0));
                 }
             }
@@ -107,7 +60,7 @@ proptest! {
     ) {
         let Some(momentum) = momentum else { return Ok(()) };
         for element in ELEMENTS {
-            let gradient = Owned::new(element, &gradient);
+            let gradient = OwnedGradient::new(element, &gradient);
             let (mut gradient_then, mut velocity_then) = (gradient.numbers(), velocity.clone());
             for (gradient, velocity) in gradient_then.iter_mut().zip(&mut velocity_then) {
                 let moved = momentum.factor * *velocity + *gradient;
@@ -167,7 +120,7 @@ proptest! {
                 let then: Vec<f32> =
                     quotients.map(|sum| reference::rounded_to(element, sum)).collect();
                 for set in sets_here() {
-                    let mut to = Owned::new(element, &vec![7.0; sums.len()]);
+                    let mut to = OwnedGradient::new(element, &vec![7.0; sums.len()]);
                     unpack_with(set, bytes, wire, scale, &mut to.borrow());
                     prop_assert_eq!(bits(&to.numbers()), bits(&then), "{:?} {:?}", set, wire);
                 }
@@ -185,7 +138,7 @@ proptest! {
             own.iter().for_each(|x| reference::write(wire, &mut own_bytes, *x));
             for set in sets_here() {
                 let (mut sum, mut rounded_off) = (own_bytes.clone(), kept.clone());
-                add_with(set, &mut sum, &incoming_bytes[offset..], wire, &mut rounded_off);
+                add_partial_sum_with(set, &mut sum, &incoming_bytes[offset..], wire, &mut rounded_off);
                 for index in 0..own.len() {
                     let incoming = reference::read(wire, &incoming_bytes[offset..], index);
                     let own = reference::read(wire, &own_bytes, index);
@@ -207,7 +160,7 @@ proptest! {
         let then: Vec<f32> = residual.iter().zip(&rounded_off).map(|(r, x)| r + x / scale).collect();
         for set in sets_here() {
             let mut residual = residual.clone();
-            take_back_with(set, &mut residual, &rounded_off, scale);
+            return_hop_error_with(set, &mut residual, &rounded_off, scale);
             prop_assert_eq!(bits(&residual), bits(&then), "{:?}", set);
         }
     }
@@ -270,7 +223,7 @@ fn a_hop_in_half_precision_loses_nothing() {
         for set in sets_here() {
             let mut own: Vec<u8> = all.iter().flat_map(|bits| bits.to_ne_bytes()).collect();
             let mut rounded_off = vec![0.0; all.len()];
-            add_with(set, &mut own, &incoming, Wire::F16, &mut rounded_off);
+            add_partial_sum_with(set, &mut own, &incoming, Wire::F16, &mut rounded_off);
             let other = f16::from_bits(*other).to_f64_const();
             for (index, bits) in all.iter().enumerate() {
                 let exact = other + f16::from_bits(*bits).to_f64_const();
@@ -297,7 +250,7 @@ fn one_bad_number_anywhere_leaves_residual_and_velocity_as_they_were() {
                 for nesterov in momenta {
                     let mut gradient = vec![0.7; length];
                     gradient[place] = bad;
-                    let mut gradient = Owned::new(element, &gradient);
+                    let mut gradient = OwnedGradient::new(element, &gradient);
                     let (mut residual_now, mut velocity_now) = (residual.clone(), velocity.clone());
                     let momentum = nesterov.map(|nesterov| Momentum { factor: 0.9, nesterov });
                     let norms = accumulate_with(
@@ -307,7 +260,7 @@ fn one_bad_number_anywhere_leaves_residual_and_velocity_as_they_were() {
                         momentum.map(|momentum| (&mut velocity_now[..], momentum)),
                         &mut vec![0.0; 2 * length],
                     );
-                    assert_eq!(bits(&[norms.sum]), bits(&[sum]), "{bad} at {place}");
+                    assert_eq!(bits(&[norms.residual]), bits(&[sum]), "{bad} at {place}");
                     assert_eq!(residual_now, residual);
                     assert_eq!(velocity_now, velocity);
                 }
@@ -328,7 +281,7 @@ fn a_sum_that_overflows_is_clamped_and_its_chunk_is_not_poisoned() {
             None,
             &mut [0.0; 100],
         );
-        assert_eq!((norms.gradient, norms.sum), (f32::MAX, f32::MAX));
+        assert_eq!((norms.gradient, norms.residual), (f32::MAX, f32::MAX));
         assert_eq!(residual, vec![3e38 - 1e38; 100]);
         // But a number that overflows itself poisons it.
         let mut gradient = vec![0.0; 100];
@@ -340,7 +293,7 @@ fn a_sum_that_overflows_is_clamped_and_its_chunk_is_not_poisoned() {
             None,
             &mut [0.0; 100],
         );
-        assert_eq!(norms.sum, f32::INFINITY);
+        assert_eq!(norms.residual, f32::INFINITY);
         assert_eq!(residual, vec![3e38 - 1e38; 100]);
     }
 }
@@ -349,235 +302,14 @@ fn a_sum_that_overflows_is_clamped_and_its_chunk_is_not_poisoned() {
 fn a_poisoned_gradient_is_filled_in_its_own_type() {
     for element in ELEMENTS {
         for value in [f32::INFINITY, f32::NAN, 0.0] {
-            let mut gradient = Owned::new(element, &[1.0; 5]);
+            let mut gradient = OwnedGradient::new(element, &[1.0; 5]);
             fill(&mut gradient.borrow(), value);
             assert_eq!(bits(&gradient.numbers()), bits(&[value; 5]));
         }
     }
 }
 
-/// The method by its kernels, with all ranks in one place.
-struct Kernels {
-    set: Instructions,
-    /// Bytes that are combined at a time.
-    piece: usize,
-}
-
-/// What is compared of a step.
-#[derive(Debug, Clone, PartialEq)]
-struct Outcome {
-    sums: Vec<u32>,
-    chosen: Vec<u32>,
-    scales: Vec<f32>,
-    sent: Vec<Vec<u8>>,
-    summed: Vec<u8>,
-    delivered: Vec<u32>,
-    residuals: Vec<Vec<u32>>,
-    velocities: Vec<Vec<u32>>,
-}
-
-impl Kernels {
-    fn step(&self, method: &Method, before: &[Rank]) -> Outcome {
-        let elements = before[0].gradient.len();
-        let grid = Grid { elements, chunk: method.chunk };
-        let mut ranks = before.to_vec();
-        let mut gradients: Vec<Owned> =
-            ranks.iter().map(|rank| Owned::new(method.element, &rank.gradient)).collect();
-        let mut sums = vec![0.0; grid.chunks()];
-        let mut undo = vec![0.0; 2 * method.chunk];
-        for (rank, gradient) in ranks.iter_mut().zip(&mut gradients) {
-            let mut norms = Vec::new();
-            for range in (0..grid.chunks()).map(|chunk| grid.range(chunk)) {
-                let velocity = &mut rank.velocity;
-                let momentum =
-                    method.momentum.map(|momentum| (&mut velocity[range.clone()], momentum));
-                let residual = &mut rank.residual[range.clone()];
-                let part = &mut gradient.borrow();
-                let part = &mut part.part(range);
-                norms.push(accumulate_with(self.set, part, residual, momentum, &mut undo).sum);
-            }
-            add_norms(&mut sums, &norms);
-        }
-
-        let mut chosen = Vec::new();
-        select(&sums, method.count, &mut chosen);
-        let (size, mut at) = (method.wire.element_bytes(), 0);
-        let mut places = Vec::new();
-        for chunk in &chosen {
-            let range = grid.range(*chunk as usize);
-            places.push((range.clone(), at..at + range.len(), sums[*chunk as usize]));
-            at += range.len();
-        }
-        let scales: Vec<f32> =
-            places.iter().map(|(_, _, sum)| scale_for(*sum, method.wire)).collect();
-        let mut sent = vec![vec![0; at * size]; ranks.len()];
-        for (rank, sent) in ranks.iter_mut().zip(&mut sent) {
-            for ((range, place, sum), scale) in places.iter().zip(&scales) {
-                if sum.is_finite() {
-                    let out = &mut sent[place.start * size..place.end * size];
-                    let residual = &mut rank.residual[range.clone()];
-                    pack_with(self.set, residual, *scale, method.wire, out);
-                    if method.momentum.is_some() {
-                        rank.velocity[range.clone()].fill(0.0);
-                    }
-                }
-            }
-        }
-
-        let (summed, rounded_off) = self.ring(method, &sent);
-        for (rank, rounded_off) in ranks.iter_mut().zip(&rounded_off) {
-            for ((range, place, sum), scale) in places.iter().zip(&scales) {
-                if method.wire != Wire::F32 && sum.is_finite() {
-                    let residual = &mut rank.residual[range.clone()];
-                    take_back_with(self.set, residual, &rounded_off[place.clone()], *scale);
-                }
-            }
-        }
-        for (index, gradient) in gradients.iter_mut().enumerate() {
-            for ((range, place, sum), scale) in places.iter().zip(&scales) {
-                let bytes = &summed[place.start * size..place.end * size];
-                let part = &mut gradient.borrow();
-                let part = &mut part.part(range.clone());
-                unpack_with(self.set, bytes, method.wire, *scale, part);
-                if sum.is_finite() {
-                    let residual = (index == 0).then(|| &mut ranks[0].residual[range.clone()]);
-                    keep_rest(bytes, method.wire, *scale, part, residual);
-                }
-            }
-            for (chunk, sum) in sums.iter().enumerate().filter(|(_, sum)| !sum.is_finite()) {
-                fill(&mut gradient.borrow().part(grid.range(chunk)), *sum);
-            }
-        }
-        let delivered: Vec<Vec<u32>> = gradients.iter().map(|g| bits(&g.numbers())).collect();
-        assert!(delivered.iter().all(|delivered| *delivered == delivered_to_first(&gradients)));
-        Outcome {
-            sums: bits(&sums),
-            chosen,
-            scales,
-            sent,
-            summed,
-            delivered: delivered_to_first(&gradients),
-            residuals: ranks.iter().map(|rank| bits(&rank.residual)).collect(),
-            velocities: ranks.iter().map(|rank| bits(&rank.velocity)).collect(),
-        }
-    }
-
-    fn ring(&self, method: &Method, sent: &[Vec<u8>]) -> (Vec<u8>, Vec<Vec<f32>>) {
-        let (ranks, size) = (sent.len(), method.wire.element_bytes());
-        let mut rounded_off = vec![vec![0.0; sent[0].len() / size]; ranks];
-        let mut summed = sent[0].clone();
-        for (number, range) in (method.cut)(sent[0].len()).into_iter().enumerate() {
-            let mut partial = sent[number % ranks][range.clone()].to_vec();
-            for rank in (1..ranks).map(|hop| (number + hop) % ranks) {
-                let mut own = sent[rank][range.clone()].to_vec();
-                for start in (0..own.len()).step_by(self.piece) {
-                    let end = own.len().min(start + self.piece);
-                    let at = (range.start + start) / size..(range.start + end) / size;
-                    let (own, incoming) = (&mut own[start..end], &partial[start..end]);
-                    add_with(self.set, own, incoming, method.wire, &mut rounded_off[rank][at]);
-                }
-                partial = own;
-            }
-            summed[range].copy_from_slice(&partial);
-        }
-        (summed, rounded_off)
-    }
-}
-
-fn delivered_to_first(gradients: &[Owned]) -> Vec<u32> {
-    bits(&gradients[0].numbers())
-}
-
-/// Equal parts that begin at multiples of 64 bytes, as the ring cuts.
-fn cut(bytes: usize, count: usize) -> Vec<Range<usize>> {
-    let each = bytes.div_ceil(count).next_multiple_of(64);
-    (0..count).map(|i| (i * each).min(bytes)..((i + 1) * each).min(bytes)).collect()
-}
-
-fn states(elements: usize, ranks: usize) -> impl Strategy<Value = Vec<Rank>> {
-    let rank = (gradient(elements), numbers(elements), numbers(elements))
-        .prop_map(|(gradient, residual, velocity)| Rank { gradient, residual, velocity });
-    prop::collection::vec(rank, ranks)
-}
-
 proptest! {
-    #[test]
-    fn the_whole_method_is_that_of_the_reference(
-        ranks in (1usize..400, 1usize..5).prop_flat_map(|(elements, ranks)| states(elements, ranks)),
-        chunk in 1usize..150,
-        count in 1usize..9,
-        momentum in momenta(),
-        element in prop::sample::select(ELEMENTS.to_vec()),
-        wire in prop::sample::select(Wire::ALL.to_vec()),
-        lanes in 1usize..3,
-        piece in 1usize..5,
-    ) {
-        let ranks: Vec<Rank> = ranks
-            .into_iter()
-            .map(|rank| {
-                let gradient = Owned::new(element, &rank.gradient).numbers();
-                Rank { gradient, ..rank }
-            })
-            .collect();
-        let parts = ranks.len() * lanes;
-        let cut = |bytes| cut(bytes, parts);
-        let clears_velocity = true;
-        let keeps_what_hops_lose = true;
-        let cut = &cut;
-        let method = Method { chunk, count, wire, momentum, clears_velocity, element, cut, keeps_what_hops_lose };
-        let then = reference::step(&method, &ranks);
-        let then = Outcome {
-            sums: bits(&then.sums),
-            chosen: then.chosen,
-            scales: then.scales,
-            sent: then.sent,
-            summed: then.summed,
-            delivered: bits(&then.delivered),
-            residuals: then.ranks.iter().map(|rank| bits(&rank.residual)).collect(),
-            velocities: then.ranks.iter().map(|rank| bits(&rank.velocity)).collect(),
-        };
-        for set in sets_here() {
-            let kernels = Kernels { set, piece: piece * 64 };
-            prop_assert_eq!(kernels.step(&method, &ranks), then.clone(), "{:?}", set);
-        }
-    }
-
-    /// With numbers of so few digits that no sum in f32 rounds, every digit can be accounted for.
-    #[test]
-    fn nothing_is_lost_between_all_ranks(
-        numbers in (1usize..300, 1usize..6).prop_flat_map(|(elements, ranks)| {
-            let one = || prop::collection::vec(-4000i32..4000, elements);
-            prop::collection::vec((one(), one()), ranks)
-        }),
-        chunk in 1usize..100,
-        count in 1usize..9,
-        wire in prop::sample::select(Wire::ALL.to_vec()),
-    ) {
-        let float = |numbers: &[i32]| numbers.iter().map(|x| *x as f32 / 64.0).collect::<Vec<_>>();
-        let before: Vec<Rank> = numbers
-            .iter()
-            .map(|(gradient, residual)| Rank {
-                gradient: float(gradient),
-                residual: float(residual),
-                velocity: Vec::new(),
-            })
-            .collect();
-        let cut = |bytes| cut(bytes, before.len());
-        let (momentum, element) = (None, Element::F32);
-        let clears_velocity = true;
-        let keeps_what_hops_lose = true;
-        let cut = &cut;
-        let method = Method { chunk, count, wire, momentum, clears_velocity, element, cut, keeps_what_hops_lose };
-        let after = reference::step(&method, &before);
-        for element in 0..before[0].gradient.len() {
-            let had = |rank: &Rank| f64::from(rank.gradient[element]) + f64::from(rank.residual[element]);
-            let has = |rank: &Rank| f64::from(rank.residual[element]);
-            let had: f64 = before.iter().map(had).sum();
-            let has: f64 = after.ranks.iter().map(has).sum();
-            prop_assert_eq!(had, has + f64::from(after.delivered[element]));
-        }
-    }
-
     #[test]
     fn a_velocity_that_is_not_finite_never_hides_behind_a_finite_residual(
         gradient in any_finite(), velocity in any_finite(), factor in 0.0f32..=1.0,
