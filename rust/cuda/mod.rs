@@ -1,56 +1,56 @@
-//! Gradients in the memory of GPUs: what finds and loads the libraries, compiles the kernels, and puts the
-//! exchange of gradients on a stream.
+//! Gradients in GPU memory, in three layers that depend downwards only:
 //!
-//! Nothing here is needed to build or to load gflow: what is missing on a machine is an error only when a
-//! CUDA tensor is used. Nothing here knows of a group or waits for the other ranks; and of what is put on
-//! a stream nobody waits for the end, but for the [`watchdog`] and those who save a state.
+//! | folder, file | what it holds |
+//! |---|---|
+//! | **what gflow does with them** | |
+//! | [`watchdog`] | a thread that watches what is enqueued on a group's devices |
+//! | [`findings`] | what `gflow doctor` reports |
+//! | `exchange/inter_host` | the compressed exchange between hosts: all stages in order |
+//! | `exchange/intra_host` | reduce-scatter and all-gather within a host |
+//! | `exchange/stages` | one kernel launch per stage of the exchange |
+//! | `exchange/shard_layout`, `scratch` | where a shard's norms and wire elements are in scratch memory |
+//! | `exchange/report` | stage times and norms, measured on the device |
+//! | `exchange/device_queue`, `device_buffer` | one device of a rank in a group; a residual or velocity on it |
+//! | `kernels/kernels.cu` | the kernels |
+//! | `kernels/kernel`, `launch`, `module` | their names, launch shapes, and the module loaded on a device |
+//! | `kernels/compile`, `norm_limit` | compiling them with NVRTC; the cap on norms |
+//! | **checked wrappers** | |
+//! | `safe/device`, `context`, `stream`, `event` | the driver's objects |
+//! | `safe/memory`, `pinned`, `device_slice` | device memory, pinned host memory, a typed address range |
+//! | `safe/nccl`, `communicator` | NCCL's calls, and a non-blocking communicator |
+//! | `safe/nvrtc`, `disk_cache` | the compiler, and a cache for its output |
+//! | **raw tables** | |
+//! | `sys/library`, `function_table` | finding and loading the libraries |
+//! | `sys/driver`, `nccl`, `nvrtc` | function tables and status codes |
+//! | `sys/fault` | the error type of this folder |
+//!
+//! gflow builds and loads without any of these libraries: a missing one is an error only when a CUDA tensor is
+//! used. Nothing here knows the group or waits for other ranks, and only the [`watchdog`] and saving a state
+//! wait for the device.
 
-mod cache;
-mod communicator;
-mod compiler;
-mod context;
-mod device_buffer;
-mod device_queue;
-mod device_slice;
-mod driver;
-mod event;
 mod exchange;
-mod fault;
 mod findings;
-#[cfg(test)]
-mod host_kernels;
-mod intra_host;
-mod kernel_module;
-#[cfg(test)]
-mod kernel_tests;
 mod kernels;
-mod libraries;
-mod memory;
-mod nccl;
-mod nvrtc;
-mod pinned;
-mod report;
-mod scratch;
-mod stream;
+mod safe;
+mod sys;
 mod watchdog;
 
-pub use communicator::{Communicator, CommunicatorRank, OnPoll, close_in_background};
-pub use context::Context;
-pub use device_buffer::DeviceBuffer;
-pub use device_queue::DeviceQueue;
 #[cfg(test)]
-pub use device_queue::hooks;
-pub use device_slice::DeviceSlice;
-pub use event::Event;
-pub use exchange::{DeviceShard, InterHostExchange};
-pub use fault::{Fault, Result};
+pub use exchange::hooks;
+pub use exchange::{
+    DeviceBuffer, DeviceQueue, DeviceReport, DeviceShard, InterHostExchange, IntraHostExchange,
+    Scratch,
+};
 pub use findings::{Finding, probe};
-pub use intra_host::IntraHostExchange;
+pub use safe::communicator::{Communicator, OnPoll, close_in_background};
+pub use safe::context::Context;
+pub use safe::device_slice::DeviceSlice;
+pub use safe::event::Event;
+pub use safe::memory::DeviceMemory;
+pub use safe::nccl::CommunicatorRank;
+pub use safe::stream::Stream;
+pub use sys::fault::{Fault, Result};
 #[cfg(test)]
-pub use libraries::NCCL_VARIABLE;
-pub use memory::DeviceMemory;
-pub use nccl::{UNIQUE_ID_BYTES, UniqueId};
-pub use report::DeviceReport;
-pub use scratch::Scratch;
-pub use stream::Stream;
+pub use sys::library::NCCL_VARIABLE;
+pub use sys::nccl::{UNIQUE_ID_BYTES, UniqueId};
 pub use watchdog::{Completion, WatchFailure, Watchdog, WatchdogClient};

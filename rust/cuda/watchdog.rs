@@ -6,9 +6,11 @@
 //! neither the driver nor NCCL nor the group for anything while somebody who puts things on streams could
 //! wait for it.
 
-use super::communicator::{CALL_TIMEOUT, Communicator, FINALIZE_TIMEOUT, close_in_background};
-use super::event::Event;
-use super::fault::{Fault, Result};
+use super::safe::communicator::{
+    CALL_TIMEOUT, Communicator, FINALIZE_TIMEOUT, close_in_background,
+};
+use super::safe::event::Event;
+use super::sys::fault::{Fault, Result};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -153,8 +153,7 @@ impl DevicePath {
         let parts = IntraHostExchange {
             queue: &self.lane,
             communicator: within,
-            address: tensor.span.address as u64,
-            element: tensor.element,
+            tensor: device_slice(tensor.span, tensor.element),
             partitions: partitions(tensor.span.bytes, topology.carriers()).collect(),
             local_ranks: topology.local_ranks().len(),
             local_rank: topology.local_rank(),
@@ -183,8 +182,7 @@ impl Path for DevicePath {
         momentum: Momentum,
     ) -> Result<(), Failure> {
         let Some(velocity) = velocity.on_device() else { return Ok(()) };
-        let (address, count) = (shard.address as u64, velocity.len());
-        let gradient = DeviceSlice { address, element, count };
+        let gradient = device_slice(shard, element);
         // SAFETY: the tensor belongs to the exchange until that is over, and the velocity is as long.
         let added = unsafe { velocity.apply_momentum(gradient, momentum) };
         added.map_err(|fault| self.failed(fault))
@@ -199,11 +197,7 @@ impl Path for DevicePath {
         else {
             return Ok(0);
         };
-        let elements = DeviceSlice {
-            address: shard.address as u64,
-            count: shard.bytes / tensor.element.bytes(),
-            element: tensor.element,
-        };
+        let elements = device_slice(shard, tensor.element);
         if elements.count == 0 {
             // That of equal place on other hosts has as little.
             return Ok(0);
@@ -211,7 +205,7 @@ impl Path for DevicePath {
         self.enqueue(&tensor.of, Eyes::of(means), &[Stage::Wire], |report, on_poll| {
             let stream = &self.lane.stream;
             // SAFETY: the tensor belongs to the exchange until that is over.
-            across.enqueue(stream, on_poll, |nccl, on| unsafe { nccl.all_reduce(elements, on) })?;
+            unsafe { across.all_reduce(stream, elements, on_poll) }?;
             report.end_stage().map(|()| Vec::new())
         })?;
         Ok(ring_bytes(hosts, shard.bytes))
@@ -302,14 +296,18 @@ fn shard_of<'a>(member: &Member, bucket: &'a Bucket, manner: Manner) -> Option<D
     let Manner { method, momentum } = manner;
     let shard = member.shard.as_ref()?;
     Some(DeviceShard {
-        gradient: shard.span.address as u64,
-        element: shard.element,
+        gradient: device_slice(shard.span, shard.element),
         grid: shard.grid,
         count: chunks_to_send(shard.grid.chunks(), member.density),
         residual: bucket.residual.on_device()?,
         velocity: bucket.velocity.on_device(),
         clears_velocity: momentum.is_some_and(|by| method.clears_velocity(member.density, by)),
     })
+}
+
+/// A span of device memory as elements.
+fn device_slice(span: Span, element: Element) -> DeviceSlice {
+    DeviceSlice { address: span.address as u64, element, count: span.bytes / element.bytes() }
 }
 
 /// What a ring of the hosts makes each send of so many bytes; what NCCL really does it does not say.

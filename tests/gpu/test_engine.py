@@ -104,7 +104,7 @@ def test_a_library_that_is_missing_is_named_with_where_it_was_looked_for(
     """Opening a GPU says what is missing, and no more goes wrong than that."""
     changed = {**environment, variable: value}
     command = [str(program), "--include-ignored", "--nocapture", "--exact"]
-    command.append("cuda::device_queue::tests::a_gpu_that_cannot_be_opened_says_why")
+    command.append("cuda::exchange::device_queue::tests::a_gpu_that_cannot_be_opened_says_why")
     ran = subprocess.run(
         command, env=changed, capture_output=True, text=True, check=False, timeout=LIMIT
     )

@@ -16,7 +16,7 @@
 // In this order: the second is written in the words that the first has.
 // clang-format off
 #include "cuda.h"
-#include "../../../rust/cuda/kernels.cu"
+#include "../../../rust/cuda/kernels/kernels.cu"
 // clang-format on
 
 namespace gflow_host {

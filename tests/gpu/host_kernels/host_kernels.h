@@ -1,4 +1,4 @@
-// The kernels of rust/cuda/kernels.cu as functions of the host: a table of them by name, and a way
+// The kernels of rust/cuda/kernels/kernels.cu as functions of the host: a table of them by name, and a way
 // to launch one.
 //
 // host_kernels.cpp is the one translation unit behind this header. It needs nothing but a compiler:

@@ -1,4 +1,4 @@
-// The kernels that can be launched: those of rust/cuda/kernels.cu, built for the host, with what
+// The kernels that can be launched: those of rust/cuda/kernels/kernels.cu, built for the host, with what
 // each of them reads and writes.
 //
 // The accesses are written here by hand, from the promises of the kernels, not taken from what they

@@ -1,5 +1,5 @@
-//! A cache on disk, for what takes seconds to make and is the same every time. It must never be the
-//! reason that something fails: what is damaged, of another user or cannot be written is made anew.
+//! A cache on disk for what takes seconds to build and always comes out the same. It never causes a failure:
+//! files that are damaged, of another user, or cannot be written are rebuilt.
 
 use sha2::{Digest, Sha256};
 use std::io::{self, Write};
@@ -7,11 +7,11 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a file begins with; then come the checksum and the content.
+/// A file starts with this, followed by the checksum and the content.
 const MAGIC: &[u8; 8] = b"gflow c1";
 const CHECKSUM_BYTES: usize = 32;
 
-/// The folder of the cache; None if this user has none.
+/// The cache folder; None if this user has none.
 pub fn folder() -> Option<PathBuf> {
     folder_from(|name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
 }
@@ -23,29 +23,31 @@ fn folder_from(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
         .or_else(|| below("HOME", ".cache/gflow"))
 }
 
-/// What was made before and is called `name`, or else what `make` makes, which is kept then. `parts`
-/// are all that it is made of: with others it is another thing.
-pub fn get_or_make<E>(
+/// Returns the cached entry `name`, or builds and keeps it. `key` is everything that the content depends on.
+pub fn get_or_build<E>(
     folder: Option<&Path>,
     name: &str,
-    parts: &[&[u8]],
-    make: impl FnOnce() -> Result<Vec<u8>, E>,
+    key: &[&[u8]],
+    build: impl FnOnce() -> Result<Vec<u8>, E>,
 ) -> Result<Vec<u8>, E> {
-    let Some(folder) = folder else { return make() };
-    let path = folder.join(format!("{name}-{}", hex(&digest(parts)[..16])));
+    let Some(folder) = folder else { return build() };
+    let path = folder.join(format!("{name}-{}", hex(&digest(key)[..16])));
     if let Some(content) = read(&path) {
+        log::debug!("{name}: from the cache, {}", path.display());
         return Ok(content);
     }
-    let content = make()?;
-    // Next time, then.
-    let _ = write(folder, &path, &content);
+    let content = build()?;
+    match write(folder, &path, &content) {
+        Ok(()) => log::debug!("{name}: kept in the cache, {}", path.display()),
+        Err(error) => log::debug!("{name}: not kept in the cache, {}: {error}", path.display()),
+    }
     Ok(content)
 }
 
 fn read(path: &Path) -> Option<Vec<u8>> {
-    let of = std::fs::metadata(path).ok()?;
-    // It will be run: only what this user has written, and nobody else could.
-    if of.uid() != rustix::process::geteuid().as_raw() || of.mode() & 0o022 != 0 {
+    let metadata = std::fs::metadata(path).ok()?;
+    // The content is executed: accept only files that this user alone can write.
+    if metadata.uid() != rustix::process::geteuid().as_raw() || metadata.mode() & 0o022 != 0 {
         return None;
     }
     let file = std::fs::read(path).ok()?;
@@ -53,7 +55,7 @@ fn read(path: &Path) -> Option<Vec<u8>> {
     (checksum == digest(&[content])).then(|| content.to_vec())
 }
 
-/// Whoever reads meanwhile finds all of it or nothing.
+/// Writes atomically: concurrent readers see the whole file or none.
 fn write(folder: &Path, path: &Path, content: &[u8]) -> io::Result<()> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
@@ -74,7 +76,7 @@ fn write(folder: &Path, path: &Path, content: &[u8]) -> io::Result<()> {
     outcome
 }
 
-/// With the lengths, so that no two lists of parts look the same.
+/// Includes the lengths, so that different lists of parts never hash alike.
 fn digest(parts: &[&[u8]]) -> [u8; CHECKSUM_BYTES] {
     let mut digest = Sha256::new();
     for part in parts {
@@ -93,7 +95,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    /// A folder for one test, which is gone at its end.
+    /// A temporary folder, removed on drop.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -107,14 +109,14 @@ mod tests {
             entries.map(|entry| entry.unwrap().path()).collect()
         }
 
-        /// Asks for "thing", made of these parts, and says whether it was made now.
+        /// Gets "thing" with this key, and whether it was built now.
         fn ask(&self, parts: &[&[u8]]) -> (Vec<u8>, bool) {
             let mut is_new = false;
             let make = || {
                 is_new = true;
                 Ok::<_, ()>(b"content".to_vec())
             };
-            let content = get_or_make(Some(&self.0), "thing", parts, make).unwrap();
+            let content = get_or_build(Some(&self.0), "thing", parts, make).unwrap();
             (content, is_new)
         }
     }
@@ -176,11 +178,11 @@ mod tests {
     #[test]
     fn without_a_folder_or_where_none_can_be_made_it_is_made_every_time() {
         let make = || Ok::<_, ()>(vec![7]);
-        assert_eq!(get_or_make(None, "thing", &[], make), Ok(vec![7]));
+        assert_eq!(get_or_build(None, "thing", &[], make), Ok(vec![7]));
         let folder = Folder::new("blocked");
         std::fs::write(&folder.0, b"a file where the folder should be").unwrap();
         for _ in 0..2 {
-            assert_eq!(get_or_make(Some(&folder.0), "thing", &[], make), Ok(vec![7]));
+            assert_eq!(get_or_build(Some(&folder.0), "thing", &[], make), Ok(vec![7]));
         }
         std::fs::remove_file(&folder.0).unwrap();
     }
@@ -188,7 +190,7 @@ mod tests {
     #[test]
     fn what_cannot_be_made_is_not_kept() {
         let folder = Folder::new("failing");
-        assert_eq!(get_or_make(Some(&folder.0), "thing", &[], || Err("no")), Err("no"));
+        assert_eq!(get_or_build(Some(&folder.0), "thing", &[], || Err("no")), Err("no"));
         assert!(!folder.0.exists());
     }
 

@@ -3,8 +3,9 @@
 //! All memory that a kernel is given has a margin, which must be as it was; and may begin at an address
 //! that is no multiple of 16 bytes.
 
-use super::host_kernels::{Argument, HostKernels};
-use super::kernels::{self, Float, Kernel, Launch, largest_norm};
+use super::host::{HostArgument, HostKernels};
+use super::launch::{self, LaunchConfig};
+use super::{Float, Kernel, NOT_CHOSEN, norm_limit};
 use crate::codec::samples::{bits, gradient, lengths, numbers};
 use crate::codec::{
     ChunkGrid, Gradient, Momentum, Wire, accumulate, add_norms, add_partial_sum, add_velocity,
@@ -18,7 +19,6 @@ use std::ffi::c_void;
 use std::fmt::Debug;
 
 const ELEMENTS: [Element; 3] = [Element::F32, Element::F16, Element::BF16];
-const NOT_CHOSEN: u32 = u32::MAX;
 
 // --- memory --------------------------------------------------------------------------------------
 
@@ -50,8 +50,8 @@ impl<T: Copy + PartialEq + Debug> Guarded<T> {
         Guarded { memory, offset, start, count: content.len(), margin }
     }
 
-    fn pointer(&mut self) -> Argument {
-        Argument::of(&mut self.memory[self.start..])
+    fn pointer(&mut self) -> HostArgument {
+        HostArgument::of(&mut self.memory[self.start..])
     }
 
     /// The elements, once the margins are found to be as they were.
@@ -86,7 +86,7 @@ impl Typed {
         }
     }
 
-    fn pointer(&mut self) -> Argument {
+    fn pointer(&mut self) -> HostArgument {
         match self {
             Typed::F32(memory) => memory.pointer(),
             Typed::Sixteen(_, memory) => memory.pointer(),
@@ -144,14 +144,14 @@ fn exact_bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|number| number.to_bits()).collect()
 }
 
-fn null() -> Argument {
-    Argument::Pointer(std::ptr::null_mut::<c_void>())
+fn null() -> HostArgument {
+    HostArgument::Pointer(std::ptr::null_mut::<c_void>())
 }
 
-fn run(kernel: Kernel, launch: Launch, arguments: &[Argument]) {
-    if !launch.is_empty() {
+fn run(kernel: Kernel, config: LaunchConfig, arguments: &[HostArgument]) {
+    if !config.is_empty() {
         // SAFETY: the tests here give every kernel memory of the sizes that they tell it.
-        unsafe { HostKernels::get().launch(kernel, launch, arguments) };
+        unsafe { HostKernels::get().launch(kernel, config, arguments) };
     }
 }
 
@@ -175,12 +175,12 @@ struct Device {
 }
 
 impl Device {
-    fn chunk(&self) -> Argument {
-        Argument::Unsigned(self.grid.chunk_len as u32)
+    fn chunk(&self) -> HostArgument {
+        HostArgument::Unsigned(self.grid.chunk_len as u32)
     }
 
-    fn elements(&self) -> Argument {
-        Argument::Long(self.grid.elements as u64)
+    fn elements(&self) -> HostArgument {
+        HostArgument::Long(self.grid.elements as u64)
     }
 
     /// The norms of residual and gradient.
@@ -195,14 +195,14 @@ impl Device {
             if self.momentum.is_some() { self.velocity.pointer() } else { null() },
             self.elements(),
             self.chunk(),
-            Argument::Float(momentum.factor),
-            Argument::Unsigned(momentum.nesterov.into()),
-            Argument::Float(self.clamp),
+            HostArgument::Float(momentum.factor),
+            HostArgument::Unsigned(momentum.nesterov.into()),
+            HostArgument::Float(self.clamp),
             norms.pointer(),
             gradient_norms.pointer(),
         ];
         let kernel = Kernel::Accumulate(float(self.element));
-        run(kernel, kernels::accumulate(self.grid), &arguments);
+        run(kernel, launch::accumulate(self.grid), &arguments);
         (norms.content().to_vec(), gradient_norms.content().to_vec())
     }
 
@@ -218,14 +218,14 @@ impl Device {
             if self.momentum.is_some() { self.velocity.pointer() } else { null() },
             self.elements(),
             self.chunk(),
-            Argument::of(&mut sums),
-            Argument::of(&mut chosen),
-            Argument::Unsigned(chosen.len() as u32),
-            Argument::Unsigned(self.clears_velocity.into()),
-            Argument::Float(self.clamp),
+            HostArgument::of(&mut sums),
+            HostArgument::of(&mut chosen),
+            HostArgument::Unsigned(chosen.len() as u32),
+            HostArgument::Unsigned(self.clears_velocity.into()),
+            HostArgument::Float(self.clamp),
             out.pointer(),
         ];
-        run(Kernel::Pack(wire.into()), kernels::pack(self.grid, chosen.len()), &arguments);
+        run(Kernel::Pack(wire.into()), launch::pack(self.grid, chosen.len()), &arguments);
         out.content().to_vec()
     }
 
@@ -237,13 +237,13 @@ impl Device {
             if keeps_rest { self.residual.pointer() } else { null() },
             self.elements(),
             self.chunk(),
-            Argument::of(&mut sums),
-            Argument::of(&mut slots),
-            Argument::Float(self.clamp),
+            HostArgument::of(&mut sums),
+            HostArgument::of(&mut slots),
+            HostArgument::Float(self.clamp),
             self.gradient.pointer(),
         ];
         let kernel = Kernel::Unpack { wire: wire.into(), gradient: float(self.element) };
-        run(kernel, kernels::unpack(self.grid), &arguments);
+        run(kernel, launch::unpack(self.grid), &arguments);
         assert_eq!(wire_memory.content(), bytes, "what came over the wire is only read");
     }
 }
@@ -255,13 +255,13 @@ fn select_on_device(sums: &[f32], count: usize) -> (Vec<u32>, Vec<u32>) {
     let mut slots = Guarded::new(&vec![7; sums.len()], 0xa5a5, 0);
     let mut sums = sums.to_vec();
     let arguments = [
-        Argument::of(&mut sums),
-        Argument::Unsigned(sums.len() as u32),
-        Argument::Unsigned(count as u32),
+        HostArgument::of(&mut sums),
+        HostArgument::Unsigned(sums.len() as u32),
+        HostArgument::Unsigned(count as u32),
         chosen.pointer(),
         slots.pointer(),
     ];
-    run(Kernel::Select, kernels::select(), &arguments);
+    run(Kernel::Select, launch::select(), &arguments);
     (chosen.content().to_vec(), slots.content().to_vec())
 }
 
@@ -380,7 +380,7 @@ fn wires() -> impl Strategy<Value = Wire> {
 fn small_devices() -> impl Strategy<Value = Device> {
     let numbers =
         lengths().prop_flat_map(|length| (gradient(length), numbers(length), numbers(length)));
-    let clamp = prop::sample::select(vec![f32::MAX, largest_norm(2), largest_norm(64), 2.0]);
+    let clamp = prop::sample::select(vec![f32::MAX, norm_limit(2), norm_limit(64), 2.0]);
     (numbers, 1usize..200, elements(), momenta(), clamp, (0usize..4, 0usize..4, any::<bool>()))
         .prop_map(|((gradient, residual, velocity), chunk, element, momentum, clamp, offsets)| {
             Device {
@@ -578,11 +578,11 @@ proptest! {
                 device.gradient.pointer(),
                 device.velocity.pointer(),
                 device.elements(),
-                Argument::Float(factor),
-                Argument::Unsigned(nesterov.into()),
+                HostArgument::Float(factor),
+                HostArgument::Unsigned(nesterov.into()),
             ];
-            let launch = kernels::add_velocity(device.grid.elements);
-            run(Kernel::AddVelocity(float(device.element)), launch, &arguments);
+            let config = launch::add_velocity(device.grid.elements);
+            run(Kernel::AddVelocity(float(device.element)), config, &arguments);
             host.assert_is(&device, "after a dense step");
         }
     }
@@ -597,8 +597,8 @@ proptest! {
             values.iter().map(|value| (value * factor).clamp(f32::MIN, f32::MAX)).collect();
         let mut memory = Guarded::new(&values, 77.0, offset);
         let arguments =
-            [memory.pointer(), Argument::Long(values.len() as u64), Argument::Float(factor)];
-        run(Kernel::Rescale, kernels::rescale(values.len()), &arguments);
+            [memory.pointer(), HostArgument::Long(values.len() as u64), HostArgument::Float(factor)];
+        run(Kernel::Rescale, launch::rescale(values.len()), &arguments);
         prop_assert_eq!(exact_bits(memory.content()), exact_bits(&then));
     }
 }
@@ -697,12 +697,12 @@ fn ties_limits_and_nans_narrow_as_in_the_half_crate() {
         let arguments = [
             gradient.pointer(),
             velocity.pointer(),
-            Argument::Long(all.len() as u64),
-            Argument::Float(1.0),
-            Argument::Unsigned(0),
+            HostArgument::Long(all.len() as u64),
+            HostArgument::Float(1.0),
+            HostArgument::Unsigned(0),
         ];
-        let launch = kernels::add_velocity(all.len());
-        run(Kernel::AddVelocity(float(element)), launch, &arguments);
+        let config = launch::add_velocity(all.len());
+        run(Kernel::AddVelocity(float(element)), config, &arguments);
         let then: Vec<f32> = all.iter().map(|number| narrow(number + 0.0)).collect();
         assert_eq!(gradient.owned().bits(), bits(&then), "{element:?}");
     }
@@ -711,7 +711,7 @@ fn ties_limits_and_nans_narrow_as_in_the_half_crate() {
 #[test]
 fn a_norm_that_was_limited_leaves_room_for_elements_beyond_it() {
     // Two hosts: one has an element that is larger than what its norm is limited to.
-    let clamp = largest_norm(2);
+    let clamp = norm_limit(2);
     let mut device = Device { clamp, ..device_of(&[3e38, 1.0, 0.0, -2e38], &[0.0; 4]) };
     let (norms, _) = device.accumulate();
     assert_eq!(norms, [clamp]);

@@ -1,23 +1,23 @@
-//! Compiling the kernels for the GPU at hand, at first use, and once for all processes to come: the
-//! image is kept in a cache on disk. There is no other source than kernels.cu, which is part of this
-//! library, and no option that changes what is calculated.
+//! Compiling kernels.cu for a GPU, once per machine: the image is kept in the disk cache. The source is part of
+//! this library, and no option changes what the kernels calculate.
 
-use super::cache;
-use super::fault::{Fault, Result};
-use super::nvrtc::Nvrtc;
+use crate::cuda::safe::disk_cache;
+use crate::cuda::safe::nvrtc::Nvrtc;
+use crate::cuda::sys::fault::{Fault, Result};
+use std::time::Instant;
 
 const SOURCE: &str = include_str!("kernels.cu");
 const NAME: &std::ffi::CStr = c"kernels.cu";
 
-/// The CPU neither fuses a product with a sum nor flushes subnormal numbers, and divides exactly. All
-/// but the first are what NVRTC does anyway.
+/// The CPU neither fuses multiply and add nor flushes subnormals, and divides exactly. All but the first are
+/// NVRTC's defaults.
 const OPTIONS: [&str; 4] = ["--fmad=false", "--ftz=false", "--prec-div=true", "--std=c++17"];
 
-/// The image (a CUBIN) of the kernels for a GPU of this compute capability.
-pub fn compiled(architecture: (u32, u32)) -> Result<Vec<u8>> {
+/// The kernels' image (a CUBIN) for a GPU of this compute capability.
+pub fn compiled(compute_capability: (u32, u32)) -> Result<Vec<u8>> {
     let nvrtc = Nvrtc::get()?;
-    let target = target_for(architecture, &nvrtc.architectures).ok_or_else(|| {
-        let (major, minor) = architecture;
+    let target = target_for(compute_capability, &nvrtc.architectures).ok_or_else(|| {
+        let (major, minor) = compute_capability;
         let supported: Vec<String> = nvrtc
             .architectures
             .iter()
@@ -26,17 +26,24 @@ pub fn compiled(architecture: (u32, u32)) -> Result<Vec<u8>> {
         Fault(format!(
             "the GPU is of compute capability {major}.{minor}, and NVRTC {} ({}) compiles for {} \
              only. Install a torch that is built for this GPU",
-            nvrtc.version_in_words(),
+            nvrtc.format_version(),
             nvrtc.origin,
             supported.join(", ")
         ))
     })?;
     let options = options_for(target);
     let name = format!("kernels-sm_{target}");
-    let (all_options, version) = (options.join(" "), nvrtc.version_in_words());
-    let parts = [SOURCE.as_bytes(), all_options.as_bytes(), version.as_bytes()];
-    cache::get_or_make(cache::folder().as_deref(), &name, &parts, || {
-        nvrtc.compile(SOURCE, NAME, &options).map(|(image, _log)| image)
+    let (all_options, version) = (options.join(" "), nvrtc.format_version());
+    let key = [SOURCE.as_bytes(), all_options.as_bytes(), version.as_bytes()];
+    disk_cache::get_or_build(disk_cache::folder().as_deref(), &name, &key, || {
+        let start = Instant::now();
+        let (image, _log) = nvrtc.compile(SOURCE, NAME, &options)?;
+        let seconds = start.elapsed().as_secs_f64();
+        log::info!(
+            "compiled the kernels for sm_{target} in {seconds:.1} s ({} bytes)",
+            image.len()
+        );
+        Ok(image)
     })
 }
 
@@ -45,8 +52,7 @@ fn options_for(target: u32) -> Vec<String> {
     OPTIONS.into_iter().map(str::to_string).chain([target]).collect()
 }
 
-/// What to compile for, so that it runs on this GPU: itself, or else the nearest one before it of the
-/// same major number.
+/// The best target that runs on this GPU: its own, or the nearest older one of the same major version.
 fn target_for((major, minor): (u32, u32), supported: &[u32]) -> Option<u32> {
     let runs = |known: &u32| known / 10 == major && known % 10 <= minor;
     supported.iter().copied().filter(runs).max()
@@ -75,14 +81,13 @@ mod tests {
         }
     }
 
-    /// What the compiler says of each kernel: its name, and the lines that follow.
+    /// Each kernel in the compiler's log: its name, and the text that follows.
     fn by_kernel(log: &str) -> Vec<(&str, &str)> {
         let parts = log.split("Compiling entry function '").skip(1);
         parts.map(|part| part.split_once('\'').expect("a name ends with a quote")).collect()
     }
 
-    /// That all kernels compile for this GPU, and none needs memory of its own: registers that did
-    /// not fit would be there, in a stack frame or as spills.
+    /// Checks that all kernels compile for this GPU, and that none spills registers to memory.
     fn check_kernels_for(target: u32) {
         let options = [options_for(target), vec!["--ptxas-options=-v".to_string()]].concat();
         let (image, log) = Nvrtc::get().unwrap().compile(SOURCE, NAME, &options).unwrap();
@@ -100,7 +105,7 @@ mod tests {
         }
     }
 
-    /// One test for each kind of GPU, so that they run side by side.
+    /// One test per architecture, so that they run in parallel.
     macro_rules! compiles_for {
         ($($test:ident: $target:literal),* $(,)?) => {
             $(
@@ -127,7 +132,7 @@ mod tests {
     #[ignore = "needs NVRTC, which comes with torch: make test runs it"]
     fn nvrtc_fuses_no_product_with_a_sum_and_flushes_nothing() {
         let ptx = Nvrtc::get().unwrap().ptx(SOURCE, NAME, &options_for(80)).unwrap();
-        // Both roundings are written out, so nothing that comes after may fuse them either.
+        // The roundings are explicit, so no later pass may fuse them either.
         assert!(ptx.contains("mul.rn.f32") && ptx.contains("add.rn.f32"));
         for wrong in ["fma.", "mad.f32", "mul.f32", "add.f32", "sub.f32", ".ftz"] {
             assert!(!ptx.contains(wrong), "{wrong}");

@@ -1,4 +1,4 @@
-//! A fault: what the GPU, its driver or NCCL refused to do, in words. It is never a bare code.
+//! An error from the GPU, its driver, NCCL or NVRTC, in words: never a bare status code.
 
 use std::fmt;
 

@@ -1,7 +1,8 @@
-//! The kernels on the CPU, for tests: kernels.cu itself, compiled for the host by the same compiler
-//! that the bridge needs, and loaded. What they cannot show is said in tests/gpu/host_kernels/.
+//! Runs the kernels on the CPU, for tests: kernels.cu itself, compiled for the host by the C++ compiler that the
+//! bridge needs anyway. tests/gpu/host_kernels/ says what this cannot show.
 
-use super::kernels::{Kernel, Launch};
+use super::kernel::Kernel;
+use super::launch::LaunchConfig;
 use libloading::os::unix::{Library, Symbol};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
@@ -32,33 +33,33 @@ pub struct HostKernels {
 
 /// An argument of a kernel.
 #[derive(Clone, Copy)]
-pub enum Argument {
+pub enum HostArgument {
     Pointer(*mut c_void),
     Unsigned(u32),
     Long(u64),
     Float(f32),
 }
 
-impl Argument {
-    pub fn of<T>(slice: &mut [T]) -> Argument {
-        Argument::Pointer(slice.as_mut_ptr().cast())
+impl HostArgument {
+    pub fn of<T>(slice: &mut [T]) -> HostArgument {
+        HostArgument::Pointer(slice.as_mut_ptr().cast())
     }
 
     fn letter(&self) -> u8 {
         match self {
-            Argument::Pointer(_) => b'p',
-            Argument::Unsigned(_) => b'u',
-            Argument::Long(_) => b'l',
-            Argument::Float(_) => b'f',
+            HostArgument::Pointer(_) => b'p',
+            HostArgument::Unsigned(_) => b'u',
+            HostArgument::Long(_) => b'l',
+            HostArgument::Float(_) => b'f',
         }
     }
 
     fn address(&mut self) -> *mut c_void {
         match self {
-            Argument::Pointer(value) => (&raw mut *value).cast(),
-            Argument::Unsigned(value) => (&raw mut *value).cast(),
-            Argument::Long(value) => (&raw mut *value).cast(),
-            Argument::Float(value) => (&raw mut *value).cast(),
+            HostArgument::Pointer(value) => (&raw mut *value).cast(),
+            HostArgument::Unsigned(value) => (&raw mut *value).cast(),
+            HostArgument::Long(value) => (&raw mut *value).cast(),
+            HostArgument::Float(value) => (&raw mut *value).cast(),
         }
     }
 }
@@ -68,7 +69,7 @@ impl HostKernels {
         static KERNELS: OnceLock<HostKernels> = OnceLock::new();
         KERNELS.get_or_init(|| {
             let path = build();
-            // SAFETY: it has no initialisers, and these are the types of its header.
+            // SAFETY: it has no initialisers, and the types are those of its header.
             unsafe {
                 let library = Library::new(&path).expect("what was just built can be loaded");
                 let describe = library.get(b"gflow_host_kernels").expect("it is in the header");
@@ -78,10 +79,10 @@ impl HostKernels {
         })
     }
 
-    /// Names and letters of the arguments of all kernels.
+    /// The name and the argument letters of every kernel.
     pub fn table(&self) -> Vec<(&CStr, &CStr)> {
         let mut count = 0;
-        // SAFETY: it returns an array of so many, which stays, of texts that stay.
+        // SAFETY: it returns a static array of `count` descriptions with static strings.
         unsafe {
             let table = (self.describe)(&mut count);
             let table = std::slice::from_raw_parts(table, count as usize);
@@ -90,21 +91,20 @@ impl HostKernels {
         }
     }
 
-    /// Runs a kernel to its end.
+    /// Runs a kernel to completion.
     ///
     /// # Safety
-    /// The pointers among the arguments are to as much memory as the kernel uses.
-    pub unsafe fn launch(&self, kernel: Kernel, launch: Launch, arguments: &[Argument]) {
-        let letters: Vec<u8> = arguments.iter().map(Argument::letter).collect();
+    /// Every pointer is to as much memory as the kernel uses.
+    pub unsafe fn launch(&self, kernel: Kernel, launch: LaunchConfig, arguments: &[HostArgument]) {
+        let letters: Vec<u8> = arguments.iter().map(HostArgument::letter).collect();
         let table = self.table();
         let described = table.iter().find(|(name, _)| *name == kernel.name());
         let described = described.unwrap_or_else(|| panic!("{kernel:?} is not in the table"));
         assert_eq!(described.1.to_bytes(), letters, "{kernel:?}");
         let (grid, block) = (<[u32; 3]>::from(launch.grid), <[u32; 3]>::from(launch.block));
         let mut arguments = arguments.to_vec();
-        let mut addresses: Vec<_> = arguments.iter_mut().map(Argument::address).collect();
-        // SAFETY: there are as many arguments as the kernel has, of its types; the rest is the
-        // caller's promise.
+        let mut addresses: Vec<_> = arguments.iter_mut().map(HostArgument::address).collect();
+        // SAFETY: number and types of the arguments were checked; the memory is the caller's promise.
         let status = unsafe {
             let (grid, block) = (grid.as_ptr(), block.as_ptr());
             (self.run)(kernel.name().as_ptr(), grid, block, launch.shared, addresses.as_mut_ptr())
@@ -113,18 +113,18 @@ impl HostKernels {
     }
 }
 
-/// Builds the library beside this test's executable, and returns its path.
+/// Builds the library next to this test's executable, and returns its path.
 fn build() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let source = root.join("tests/gpu/host_kernels/host_kernels.cpp");
     let own = std::env::current_exe().expect("a test knows its own file");
     let library = own.with_extension("host_kernels.so");
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_string());
-    // As for `cc`, which builds the bridge: a program and perhaps options.
+    // CXX may contain options, as for the `cc` crate, which builds the bridge.
     let mut words = compiler.split_whitespace();
     let program = words.next().unwrap_or("c++");
-    // At every run: the compiler knows best whether anything that is included has changed. In a file
-    // of this process until it is whole, because others may be doing the same.
+    // At every run: only the compiler knows whether an included file has changed. Under a name of this
+    // process until it is complete, because other processes may build it too.
     let new = own.with_extension(format!("host_kernels.{}.so", std::process::id()));
     let output = Command::new(program)
         .args(words)

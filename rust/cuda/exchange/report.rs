@@ -1,0 +1,140 @@
+//! What the device measures of an exchange: the times of its stages, and the norms that were sent or kept. The
+//! host reads it once the exchange is complete; nothing here waits for that.
+
+use super::shard_layout::ShardLayout;
+use crate::codec::ExchangeNorms;
+use crate::cuda::kernels::NOT_CHOSEN;
+use crate::cuda::safe::event::Event;
+use crate::cuda::safe::pinned::PinnedBuffer;
+use crate::cuda::safe::stream::Stream;
+use crate::cuda::sys::fault::Result;
+use std::ops::Range;
+use std::sync::Arc;
+
+pub struct DeviceReport {
+    stream: Arc<Stream>,
+    has_times: bool,
+    start: Arc<Event>,
+    /// The end of each stage so far.
+    ends: Vec<Arc<Event>>,
+    norms: Option<Norms>,
+}
+
+/// Norms on their way to the host. The buffer has three words per chunk: first all own norms, then all norms
+/// of the gradient, then all slots on the wire.
+struct Norms {
+    buffer: PinnedBuffer,
+    chunks: usize,
+    /// The chunks of each shard.
+    shards: Vec<Range<usize>>,
+}
+
+impl DeviceReport {
+    /// Reports on what is enqueued from now on.
+    pub fn start(stream: &Arc<Stream>) -> Result<DeviceReport> {
+        let has_times = Event::supports_timing()?;
+        let start = record(stream, has_times)?;
+        Ok(DeviceReport { stream: stream.clone(), has_times, start, ends: Vec::new(), norms: None })
+    }
+
+    /// Ends a stage: what was enqueued since the last call.
+    pub fn end_stage(&mut self) -> Result<()> {
+        self.ends.push(record(&self.stream, self.has_times)?);
+        Ok(())
+    }
+
+    /// The event that completes with the last stage so far.
+    pub fn end(&self) -> Arc<Event> {
+        self.ends.last().unwrap_or(&self.start).clone()
+    }
+
+    /// Copies this rank's norms. Call it before they are summed over all ranks.
+    pub(super) fn copy_norms(&mut self, layouts: &[ShardLayout]) -> Result<()> {
+        let Some(first) = layouts.first() else { return Ok(()) };
+        let mut end = 0;
+        let mut next = |layout: &ShardLayout| {
+            let start = end;
+            end += layout.chunks as usize;
+            start..end
+        };
+        let shards: Vec<_> = layouts.iter().map(&mut next).collect();
+        let chunks = end;
+        let mut buffer = PinnedBuffer::acquire(&self.stream.context, 3 * chunks)?;
+        // SAFETY: the norms of all shards are contiguous in the scratch memory of the exchange.
+        unsafe {
+            buffer.copy_from_device(&self.stream, 0, chunks, first.norms)?;
+            buffer.copy_from_device(&self.stream, chunks, chunks, first.gradient_norms)?;
+        }
+        self.norms = Some(Norms { buffer, chunks, shards });
+        Ok(())
+    }
+
+    /// Copies which chunks are sent. Call it after the selection.
+    pub(super) fn copy_slots(&mut self, layouts: &[ShardLayout]) -> Result<()> {
+        let (Some(norms), Some(first)) = (&mut self.norms, layouts.first()) else {
+            return Ok(());
+        };
+        let chunks = norms.chunks;
+        // SAFETY: so are their slots.
+        unsafe { norms.buffer.copy_from_device(&self.stream, 2 * chunks, chunks, first.slots) }
+    }
+
+    /// The device time of each stage in seconds, and the norms of each shard. Both are empty if the stages
+    /// are not complete, or cannot be measured.
+    pub fn read(self) -> (Vec<f64>, Vec<ExchangeNorms>) {
+        if !self.end().is_complete().unwrap_or(false) {
+            return Default::default();
+        }
+        let starts = std::iter::once(&self.start).chain(&self.ends);
+        let stages = starts.zip(&self.ends).filter(|_| self.has_times);
+        let times: Result<Vec<_>> = stages.map(|(start, end)| end.seconds_since(start)).collect();
+        let exchange_norms = self.norms.map(|norms| {
+            // SAFETY: all copies come before the end, which is complete.
+            let words = unsafe { norms.buffer.words(3 * norms.chunks) };
+            let exchange_norms = exchange_norms(words, &norms.shards);
+            norms.buffer.release();
+            exchange_norms
+        });
+        (times.unwrap_or_default(), exchange_norms.unwrap_or_default())
+    }
+}
+
+fn record(stream: &Stream, has_time: bool) -> Result<Arc<Event>> {
+    Ok(Arc::new(if has_time { stream.record_with_time()? } else { stream.record()? }))
+}
+
+/// The norms of each shard, from the words of [`Norms`].
+fn exchange_norms(words: &[u32], shards: &[Range<usize>]) -> Vec<ExchangeNorms> {
+    let chunks = words.len() / 3;
+    // As on the CPU: only finite norms count.
+    let norm = |index: usize| {
+        Some(f64::from(f32::from_bits(words[index]))).filter(|norm| norm.is_finite())
+    };
+    let one = |shard: &Range<usize>| ExchangeNorms {
+        gradient: shard.clone().filter_map(|chunk| norm(chunks + chunk)).sum(),
+        unsent: shard
+            .clone()
+            .filter(|chunk| words[2 * chunks + chunk] == NOT_CHOSEN)
+            .filter_map(norm)
+            .sum(),
+    };
+    shards.iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sent_or_not_finite_is_no_weight() {
+        let own = [1.0, f32::NAN, 3.0, 8.0f32].map(f32::to_bits);
+        let gradient = [0.5, 2.0, f32::INFINITY, 4.0f32].map(f32::to_bits);
+        let slots = [NOT_CHOSEN, NOT_CHOSEN, 0, NOT_CHOSEN];
+        let words = [own, gradient, slots].concat();
+        let expected = [
+            ExchangeNorms { gradient: 2.5, unsent: 1.0 },
+            ExchangeNorms { gradient: 4.0, unsent: 8.0 },
+        ];
+        assert_eq!(exchange_norms(&words, &[0..3, 3..4]), expected[..]);
+    }
+}
