@@ -8,6 +8,7 @@
 //! the limit: the same bytes both ways at once, by a thread for each way, and no summation.
 
 use gflow::collective::ring::{Combine, Ring, RingChannel};
+use gflow::collective::topology::Neighbours;
 use gflow::transport::socket::prepare;
 use gflow::transport::{Failure, Watch};
 use rustix::net::sockopt;
@@ -98,7 +99,8 @@ impl Meet {
                 RingChannel::with_staging(Box::new(to_next), Box::new(from_previous), staging)
             })
             .collect();
-        Ring::new(position, 2, channels, 1 - position, 1 - position)
+        let neighbours = Neighbours { next: 1 - position, previous: 1 - position };
+        Ring::new(position, 2, neighbours, channels)
     }
 }
 

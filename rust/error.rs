@@ -1,7 +1,7 @@
-//! Everything that can go wrong, in words for the person whose job stopped.
+//! Errors, worded for the person whose job stopped.
 //!
-//! Each variant keeps what is needed to say what was expected, what came and what to do. An error
-//! is never a bare code and never swallows the message of what caused it.
+//! Each variant says what was expected, what came and what to do, and includes the message of its
+//! cause. None is a bare code.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,8 +10,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
-    /// The ranks made different calls, or one made a wrong one. Nothing was exchanged but the
-    /// headers, so the group is still in step and can go on.
+    /// The ranks made different calls, or one made a wrong one. Only headers were exchanged, so
+    /// the group is still in step and can go on.
     Mismatch(String),
     /// A peer's connection ended.
     PeerLost { peer: String, doing: String, reason: String },
@@ -19,9 +19,9 @@ pub enum Error {
     TimedOut { missing: Vec<String>, doing: String, waited: Duration },
     /// The group was aborted, shut down or had failed before.
     Closed(String),
-    /// The connections of a new group could not be made.
+    /// A new group could not connect.
     Connect(String),
-    /// A peer sent bytes that are not this protocol's.
+    /// A peer sent bytes that break the protocol.
     Protocol(String),
     /// The operation itself failed, on every rank alike.
     Operation(String),
@@ -29,7 +29,7 @@ pub enum Error {
     Connection { doing: String, reason: String },
     /// A GPU, its driver or NCCL failed on this rank.
     Device { rank: String, doing: String, reason: String },
-    /// A bug of ours, caught before it could end the process.
+    /// A bug in gflow, caught before it could end the process.
     Panic(String),
 }
 
@@ -39,7 +39,7 @@ impl Error {
         matches!(self, Error::Mismatch(_) | Error::Operation(_))
     }
 
-    /// The error for a caught panic, with the message that the panic carried.
+    /// The error for a caught panic, with its message.
     pub fn from_panic(payload: Box<dyn std::any::Any + Send>) -> Self {
         let text = payload
             .downcast_ref::<&str>()

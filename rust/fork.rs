@@ -1,12 +1,12 @@
-//! What a forked child must not share with the process that it was forked from.
+//! Cuts a forked child off from the sockets and shared memory of its parent.
 //!
-//! A child that inherits a socket keeps it open, so that nobody would notice the end of its parent;
-//! and shared memory stays shared, so that what it does to a gradient would be done to its parent's.
-//! Workers of a DataLoader are such children. So in a child every socket that is registered here
-//! leads nowhere, and every memory becomes a copy of its own.
+//! A child that inherits a socket keeps it open, so peers would not notice when its parent dies. It
+//! also inherits shared mappings, so writing a gradient would change its parent's. DataLoader
+//! workers are such children. In the child, every socket registered here is replaced by /dev/null
+//! and every shared mapping by a private copy.
 //!
 //! The handlers run inside `fork`: they must not allocate, panic or wait for anything but the lock,
-//! which nobody holds for longer than it takes to change the list.
+//! which is only ever held to change the list.
 
 use rustix::io::DupFlags;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -18,19 +18,18 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 #[derive(Clone, Copy)]
-enum Kept {
+enum Resource {
     Socket(RawFd),
     Memory { base: usize, bytes: usize, file: RawFd },
 }
 
-/// A list with a lock that can be taken in one function and given back in another, as the
-/// handlers of a fork do.
+/// A list whose lock is taken in one function and released in another, as the fork handlers need.
 struct Register {
     locked: AtomicBool,
-    entries: UnsafeCell<Vec<(u64, Kept)>>,
+    entries: UnsafeCell<Vec<(u64, Resource)>>,
 }
 
-// SAFETY: the entries are touched only by whoever holds the lock.
+// SAFETY: the entries are only accessed with the lock held.
 unsafe impl Sync for Register {}
 
 static REGISTER: Register =
@@ -47,7 +46,7 @@ impl Register {
         self.locked.store(false, Ordering::Release);
     }
 
-    fn change(&self, change: impl FnOnce(&mut Vec<(u64, Kept)>)) {
+    fn change(&self, change: impl FnOnce(&mut Vec<(u64, Resource)>)) {
         self.lock();
         // SAFETY: the lock is held.
         change(unsafe { &mut *self.entries.get() });
@@ -55,43 +54,43 @@ impl Register {
     }
 }
 
-/// An entry of the register, until it is dropped.
+/// Keeps a resource registered until it is dropped.
 #[derive(Debug)]
-pub struct Ticket(u64);
+pub struct ForkGuard(u64);
 
-impl Ticket {
-    fn new(kept: Kept) -> Ticket {
+impl ForkGuard {
+    fn new(resource: Resource) -> ForkGuard {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        REGISTER.change(|entries| entries.push((number, kept)));
-        Ticket(number)
+        REGISTER.change(|entries| entries.push((number, resource)));
+        ForkGuard(number)
     }
 
-    /// For memory that is mapped shared at `base`: a child gets a private copy.
-    pub fn for_memory(base: *mut u8, bytes: usize, file: &impl AsFd) -> Ticket {
+    /// For a shared mapping at `base`: a child gets a private copy.
+    pub fn for_memory(base: *mut u8, bytes: usize, file: &impl AsFd) -> ForkGuard {
         let file = file.as_fd().as_raw_fd();
-        Ticket::new(Kept::Memory { base: base as usize, bytes, file })
+        ForkGuard::new(Resource::Memory { base: base as usize, bytes, file })
     }
 }
 
-impl Drop for Ticket {
+impl Drop for ForkGuard {
     fn drop(&mut self) {
         REGISTER.change(|entries| entries.retain(|(number, _)| *number != self.0));
     }
 }
 
-/// A stream that a forked child does not have.
+/// A stream that forked children are cut off from.
 #[derive(Debug)]
 pub struct Unshared<S> {
-    // Dropped first: a descriptor that is closed may be given to somebody else.
-    _ticket: Ticket,
+    // Dropped first: a closed descriptor may be reused at once.
+    _guard: ForkGuard,
     stream: S,
 }
 
 impl<S: AsFd> Unshared<S> {
     pub fn new(stream: S) -> Unshared<S> {
-        let ticket = Ticket::new(Kept::Socket(stream.as_fd().as_raw_fd()));
-        Unshared { _ticket: ticket, stream }
+        let guard = ForkGuard::new(Resource::Socket(stream.as_fd().as_raw_fd()));
+        Unshared { _guard: guard, stream }
     }
 
     pub fn get(&self) -> &S {
@@ -121,12 +120,12 @@ impl<S: AsFd> AsFd for Unshared<S> {
     }
 }
 
-/// Before a fork, in the process that forks: nobody changes the list meanwhile.
+/// Before a fork, in the parent: locks the list.
 pub fn before() {
     REGISTER.lock();
 }
 
-/// After a fork, in the process that forked.
+/// After a fork, in the parent.
 pub fn after_in_parent() {
     REGISTER.unlock();
 }
@@ -136,21 +135,21 @@ pub fn after_in_child() {
     // SAFETY: `before` has locked the register, and this is the only thread.
     let entries = unsafe { &*REGISTER.entries.get() };
     let nowhere = File::open("/dev/null");
-    for (_, kept) in entries {
-        match *kept {
-            Kept::Socket(socket) => {
+    for (_, resource) in entries {
+        match *resource {
+            Resource::Socket(socket) => {
                 let Ok(nowhere) = &nowhere else { continue };
-                // SAFETY: an entry is gone before its descriptor is closed, so this is still the
-                // socket; it is not closed here, because it has an owner.
+                // SAFETY: an entry is removed before its descriptor is closed, so this is still
+                // the socket; its owner closes it, not this function.
                 let mut socket = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(socket) });
                 let _ = rustix::io::dup3(nowhere, &mut socket, DupFlags::CLOEXEC);
             }
-            Kept::Memory { base, bytes, file } => {
-                // SAFETY: as above, this is the file that is mapped there.
+            Resource::Memory { base, bytes, file } => {
+                // SAFETY: as above, the descriptor is still open.
                 let file = unsafe { BorrowedFd::borrow_raw(file) };
                 let access = ProtFlags::READ | ProtFlags::WRITE;
                 let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-                // SAFETY: it replaces a mapping by one with the same contents. Where the system
+                // SAFETY: it replaces a mapping by one with the same contents. If the system
                 // refuses, the old one stays.
                 let _ = unsafe { rustix::mm::mmap(base as *mut _, bytes, access, flags, file, 0) };
             }

@@ -1,73 +1,73 @@
-//! Assembly: how the fabric of a new group is put together.
+//! Assembly: builds the fabric of a new group.
 //!
-//! First the mesh, which reaches everybody. Then the ranks of each host try to share memory, tell
-//! all others over the mesh whether it worked, and so agree on the topology: where it did not, the
-//! ranks of that host are hosts of their own. Last the rings. Every wait is bounded by the
+//! First the mesh, which connects all ranks. Then the ranks of each host try to share memory and
+//! tell all others over the mesh whether it worked, so that all agree on the topology: where it
+//! failed, each rank counts as a host of its own. Last the rings. Every wait is bounded by the
 //! deadline of the connector.
 
 use super::fabric::Fabric;
 use super::ring::{Ring, RingChannel};
 use super::topology::Topology;
 use crate::fork::Unshared;
-use crate::transport::handshake::Key;
 use crate::transport::shm::arena::Arena;
-use crate::transport::shm::fd_exchange::{FdListener, exchange};
+use crate::transport::shm::fd_exchange::{FdExchange, FdListener};
 use crate::transport::shm::region::SharedRegion;
-use crate::transport::tcp::connector::Connector;
-use crate::transport::tcp::{ConnectError, channels, mesh};
-use crate::transport::{Failure, Peers};
+use crate::transport::tcp::connector::{ConnectError, Connector};
+use crate::transport::tcp::{channels, mesh};
+use crate::transport::{Failure, Peers, named_ranks};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Connections to each neighbour in the ring. (Measured: benches/ring.rs.)
 const CHANNELS: usize = 1;
-/// Sharing memory takes milliseconds; a host where it does not work must not hold up the group.
+/// Sharing memory takes milliseconds; a host where it fails must not hold up the group.
 const SHARING_LIMIT: Duration = Duration::from_secs(5);
 
 /// What is known of the ranks of a new group, by rank.
 pub struct RankDirectory {
-    /// Ranks with the same word share memory if they can.
+    /// Ranks with the same word here share memory if they can.
     pub hosts: Vec<String>,
-    /// Where each can be given descriptors; empty if it cannot.
+    /// Names of the sockets at which ranks receive descriptors; empty for a rank without one.
     pub fd_listeners: Vec<String>,
 }
 
-/// A fabric, and what came of making it.
+/// A new fabric, and how building it went.
 pub struct Assembled {
     pub fabric: Fabric,
-    /// Where tensors live that the ranks of this host share, if there are several.
+    /// Where the shared tensors of this host live, if it has several ranks.
     pub arena: Option<Arc<Arena>>,
-    /// What the user should know; empty if all went as it should.
+    /// A notice for the user; empty if all went well.
     pub notice: String,
 }
 
-/// Makes the fabric of this rank, together with all others.
+/// Builds the fabric of this rank, together with all other ranks.
 pub fn assemble(
     mut connector: Connector,
-    listener: Option<FdListener>,
+    fd_listener: Option<FdListener>,
     directory: &RankDirectory,
-    key: &Key,
-    deadline: Instant,
 ) -> Result<Assembled, ConnectError> {
+    let start = Instant::now();
     let rank = connector.rank();
     let mut mesh = mesh::connect(&mut connector)?;
-    let hoped_for = Topology::new(&directory.hosts, rank);
-    let locals = hoped_for.local_ranks();
+    let intended = Topology::new(&directory.hosts, rank);
+    let locals = intended.local_ranks();
 
     let mut sharing = Ok(None);
     if locals.len() > 1 {
-        let soon = deadline.min(Instant::now() + SHARING_LIMIT);
-        sharing = share_memory(listener, rank, locals, directory, key, soon, &connector).map(Some);
+        sharing = share_memory(&connector, fd_listener, locals, directory).map(Some);
     }
     let mut complaints = vec![String::new(); directory.hosts.len()];
-    if hoped_for.hosts() < directory.hosts.len() {
+    if intended.hosts() < directory.hosts.len() {
         let own = sharing.as_ref().err().cloned().unwrap_or_default();
-        complaints = tell_all(&mut mesh, &own, deadline)?;
+        complaints = tell_all(&mut mesh, &own, connector.config().deadline)?;
     }
     let failed: Vec<_> = locals.iter().filter(|rank| !complaints[**rank].is_empty()).collect();
-    // One rank tells the user for its host.
-    let tells = locals[0] == rank;
-    let notice = failed.first().filter(|_| tells).map_or(String::new(), |first| {
+    for rank in &failed {
+        log::info!("rank {rank} cannot share memory: {}", complaints[**rank]);
+    }
+    // One rank of each host tells the user.
+    let is_speaker = locals[0] == rank;
+    let notice = failed.first().filter(|_| is_speaker).map_or(String::new(), |first| {
         let ranks: Vec<_> = locals.iter().map(usize::to_string).collect();
         format!(
             "ranks {} of this host cannot share memory ({}), so they use TCP",
@@ -76,51 +76,68 @@ pub fn assemble(
         )
     });
     let region = sharing.ok().flatten().filter(|_| failed.is_empty());
+    if region.is_some() {
+        log::debug!("{} of this host share memory", named_ranks(locals));
+    }
 
     let topology = Topology::new(&actual_hosts(directory, &complaints), rank);
-    let mut ring = None;
-    if topology.hosts() > 1 && topology.is_carrier() {
-        let (next, previous) = topology.neighbours();
-        let sockets = channels::connect(&mut connector, next, previous, CHANNELS)?;
-        let channels = sockets
-            .into_iter()
-            .map(|channel| {
-                let [to_next, from_previous] =
-                    [channel.to_next, channel.from_previous].map(Unshared::new);
-                RingChannel::new(Box::new(to_next), Box::new(from_previous))
-            })
-            .collect();
-        ring = Some(Ring::new(topology.host(), topology.hosts(), channels, next, previous));
-    }
+    let ring = connect_ring(&mut connector, &topology)?;
+    log::info!("{topology}; connected in {:.0} ms", start.elapsed().as_secs_f64() * 1e3);
     let arena = region.as_ref().map(|region| region.arena().clone());
     let fabric = Fabric::new(Box::new(mesh), topology, region, ring);
     Ok(Assembled { fabric, arena, notice })
 }
 
+/// The ring of this rank, if there are several hosts and it is a carrier.
+fn connect_ring(
+    connector: &mut Connector,
+    topology: &Topology,
+) -> Result<Option<Ring>, ConnectError> {
+    if topology.hosts() == 1 || !topology.is_carrier() {
+        return Ok(None);
+    }
+    let neighbours = topology.neighbours();
+    let sockets = channels::connect(connector, neighbours.next, neighbours.previous, CHANNELS)?;
+    let channels = sockets
+        .into_iter()
+        .map(|channel| {
+            let [to_next, from_previous] =
+                [channel.to_next, channel.from_previous].map(Unshared::new);
+            RingChannel::new(Box::new(to_next), Box::new(from_previous))
+        })
+        .collect();
+    Ok(Some(Ring::new(topology.host(), topology.hosts(), neighbours, channels)))
+}
+
+/// Shares memory with the other ranks of this host, or says why that failed.
 fn share_memory(
-    listener: Option<FdListener>,
-    rank: usize,
+    connector: &Connector,
+    fd_listener: Option<FdListener>,
     locals: &[usize],
     directory: &RankDirectory,
-    key: &Key,
-    deadline: Instant,
-    connector: &Connector,
 ) -> Result<SharedRegion, String> {
-    let listener = listener.ok_or("no Unix socket to pass memory over")?;
+    let fd_listener = fd_listener.ok_or("no Unix socket to pass memory over")?;
     if let Some(closed) = locals.iter().find(|rank| directory.fd_listeners[**rank].is_empty()) {
         return Err(format!("rank {closed} has no Unix socket to pass memory over"));
     }
     let arena = Arena::create(address_space() / locals.len()).map_err(|error| error.to_string())?;
     let names: Vec<_> =
         locals.iter().map(|rank| (*rank, directory.fd_listeners[*rank].clone())).collect();
-    let interrupt = connector.interrupt();
-    let peers = exchange(listener, rank, &names, key, arena.segment(), deadline, interrupt)
-        .map_err(|error| error.to_string())?;
-    SharedRegion::new(rank, arena, peers)
+    let config = connector.config();
+    let exchange = FdExchange {
+        rank: config.rank,
+        locals: &names,
+        key: &config.key,
+        segment: arena.segment(),
+        deadline: config.deadline.min(Instant::now() + SHARING_LIMIT),
+        interrupt: &config.interrupt,
+    };
+    let peers = exchange.run(fd_listener).map_err(|error| error.to_string())?;
+    SharedRegion::new(config.rank, arena, peers)
 }
 
-/// How much address space the arenas of a host's ranks may take, all together: they cannot fill
-/// more than all memory. It costs nothing, but a program may have a limit, or many groups.
+/// How much address space the arenas of a host may take together: no more than its memory. It
+/// costs nothing, but a process may have a limit, or many groups.
 fn address_space() -> usize {
     const MOST: u64 = 256 << 30;
     let memory = rustix::system::sysinfo();
@@ -129,7 +146,7 @@ fn address_space() -> usize {
     total.min(MOST).min(limit.unwrap_or(u64::MAX) / 8) as usize
 }
 
-/// Tells every rank what went wrong here, if anything did, and returns what went wrong anywhere.
+/// Tells every rank what went wrong here, if anything, and returns what went wrong on each.
 fn tell_all(
     mesh: &mut mesh::Mesh,
     complaint: &str,
@@ -153,7 +170,7 @@ fn tell_all(
     Ok(inbox.iter().map(|bytes| String::from_utf8_lossy(bytes).into_owned()).collect())
 }
 
-/// A word for the host of each rank, after those that cannot share memory were taken apart.
+/// A word for the host of each rank: on a host that cannot share memory, another one for each.
 fn actual_hosts(directory: &RankDirectory, complaints: &[String]) -> Vec<(String, usize)> {
     let ranks = 0..directory.hosts.len();
     let shares = |host: &str| {

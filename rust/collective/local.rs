@@ -9,7 +9,8 @@
 use super::partition::{ALIGNMENT, partition};
 use super::span::Span;
 use crate::simd::reducer::Reducer;
-use crate::transport::shm::region::{BLOCK_BYTES, BLOCK_SLOTS, SharedRegion};
+use crate::transport::shm::layout::{BLOCK_BYTES, BLOCK_SLOTS};
+use crate::transport::shm::region::SharedRegion;
 use crate::transport::{Failure, Watch};
 use std::ops::Range;
 use std::time::Instant;

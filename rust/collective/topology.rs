@@ -1,14 +1,23 @@
-//! Topology: which ranks are on which host, and who carries what between hosts.
+//! Topology: which ranks are on which host, and which of them carry data between hosts.
 //!
-//! It is computed by every rank from the same list, so that all agree without asking.
+//! Every rank computes it from the same list, so all agree without communication.
+
+use std::fmt;
 
 /// The ranks of a group by host. Hosts are in the order of their lowest rank, ranks ascending.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
     hosts: Vec<Vec<usize>>,
-    /// The host of this rank, and its local_rank there.
+    /// The host of this rank, and its index there.
     host: usize,
     local_rank: usize,
+}
+
+/// The ranks beside a rank in its ring of hosts. With two hosts they are the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Neighbours {
+    pub next: usize,
+    pub previous: usize,
 }
 
 impl Topology {
@@ -31,12 +40,12 @@ impl Topology {
         self.hosts.len()
     }
 
-    /// The position of this rank's host among the hosts.
+    /// Index of this rank's host among the hosts.
     pub fn host(&self) -> usize {
         self.host
     }
 
-    /// The local_rank of this rank on its host.
+    /// Index of this rank on its host.
     pub fn local_rank(&self) -> usize {
         self.local_rank
     }
@@ -51,7 +60,7 @@ impl Topology {
         &self.hosts[self.host]
     }
 
-    /// The host and the local_rank of any rank.
+    /// Host and local rank of any rank.
     pub fn find(&self, rank: usize) -> (usize, usize) {
         let local_rank = |ranks: &Vec<usize>| ranks.iter().position(|other| *other == rank);
         let mut hosts = self.hosts.iter().enumerate();
@@ -60,8 +69,8 @@ impl Topology {
             .expect("every rank has a host")
     }
 
-    /// How many ranks of each host carry a shard to the next host. A host with fewer ranks than
-    /// others sets the number for all, because shards are carried between ranks of equal local_rank.
+    /// How many ranks of each host carry a shard to the next host. The host with the fewest ranks
+    /// decides, because a shard moves between equal local ranks.
     pub fn carriers(&self) -> usize {
         self.hosts.iter().map(Vec::len).min().expect("there is a host")
     }
@@ -71,16 +80,27 @@ impl Topology {
         self.local_rank < self.carriers()
     }
 
-    /// Whether every host has as many ranks.
+    /// Whether all hosts have equally many ranks.
     pub fn is_even(&self) -> bool {
         self.hosts.iter().all(|ranks| ranks.len() == self.hosts[0].len())
     }
 
-    /// The ranks after and before this one in its ring of hosts.
-    pub fn neighbours(&self) -> (usize, usize) {
+    /// The neighbours of this rank in its ring of hosts.
+    pub fn neighbours(&self) -> Neighbours {
         let count = self.hosts.len();
         let at = |host: usize| self.hosts[host % count][self.local_rank];
-        (at(self.host + 1), at(self.host + count - 1))
+        Neighbours { next: at(self.host + 1), previous: at(self.host + count - 1) }
+    }
+}
+
+/// For the log: "rank 3 of 8 on host 1 of 2, ranks by host: [0, 1] [2, 3]".
+impl fmt::Display for Topology {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size: usize = self.hosts.iter().map(Vec::len).sum();
+        let rank = self.hosts[self.host][self.local_rank];
+        let (host, hosts) = (self.host + 1, self.hosts.len());
+        write!(f, "rank {rank} of {size} on host {host} of {hosts}, ranks by host:")?;
+        self.hosts.iter().try_for_each(|ranks| write!(f, " {ranks:?}"))
     }
 }
 
@@ -101,9 +121,12 @@ mod tests {
     #[test]
     fn neighbours_have_the_same_place_on_the_hosts_beside() {
         let hosts = [0, 0, 1, 1, 2, 2];
-        assert_eq!(Topology::new(&hosts, 1).neighbours(), (3, 5));
-        assert_eq!(Topology::new(&hosts, 4).neighbours(), (0, 2));
-        let two = Topology::new(&[0, 1], 0);
-        assert_eq!(two.neighbours(), (1, 1));
+        let neighbours = |topology: Topology| {
+            let Neighbours { next, previous } = topology.neighbours();
+            (next, previous)
+        };
+        assert_eq!(neighbours(Topology::new(&hosts, 1)), (3, 5));
+        assert_eq!(neighbours(Topology::new(&hosts, 4)), (0, 2));
+        assert_eq!(neighbours(Topology::new(&[0, 1], 0)), (1, 1));
     }
 }

@@ -13,7 +13,7 @@ use crate::transport::interrupt::Interrupt;
 use crate::transport::shm::arena::{Allocation, Arena};
 use crate::transport::shm::fd_exchange::FdListener;
 use crate::transport::tcp::ConnectError;
-use crate::transport::tcp::connector::{Connector, Listener};
+use crate::transport::tcp::connector::{Connector, ConnectorConfig, Listener};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -96,17 +96,17 @@ impl Group {
             .map(Arc::new)
             .map_err(|error| Error::Connect(format!("no event descriptor: {error}")))?;
         let Endpoint { listener, fd_listener } = endpoint;
-        let connector = Connector::open(
-            listener,
-            config.rank,
-            config.addresses.clone(),
-            config.key,
+        let connector = ConnectorConfig {
+            rank: config.rank,
+            addresses: config.addresses.clone(),
+            key: config.key,
             deadline,
-            interrupt.clone(),
-        )
-        .map_err(|error| Error::Connect(format!("cannot take connections: {error}")))?;
+            interrupt: interrupt.clone(),
+        };
+        let connector = Connector::open(listener, connector)
+            .map_err(|error| Error::Connect(format!("cannot take connections: {error}")))?;
         let Assembled { fabric, arena, notice } =
-            assemble(connector, fd_listener, &config.directory, &config.key, deadline)
+            assemble(connector, fd_listener, &config.directory)
                 .map_err(|error| unreachable_ranks(&error, &config))?;
         let topology = fabric.topology().clone();
         let (size, hosts) = (config.labels.len(), topology.hosts());

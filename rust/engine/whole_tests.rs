@@ -8,7 +8,7 @@ use crate::collective::call::{Call, CollectiveKind, View};
 use crate::collective::fabric::Fabric;
 use crate::collective::ring::{Ring, RingChannel};
 use crate::collective::span::{Memory, Span};
-use crate::collective::topology::Topology;
+use crate::collective::topology::{Neighbours, Topology};
 use crate::collective::types::{DataType, ReduceOp};
 use crate::error::{Error, Result};
 use crate::gradients::Gradients;
@@ -17,7 +17,7 @@ use crate::transport::memory;
 use crate::transport::shm::arena::{Allocation, Arena};
 use crate::transport::shm::fd_exchange::FdListener;
 use crate::transport::tcp::connector::Connector;
-use crate::transport::tcp::connector::tests::{KEY, connectors, soon};
+use crate::transport::tcp::connector::tests::{connectors, soon};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::os::unix::net::UnixStream;
@@ -48,39 +48,39 @@ pub(super) fn group_that_compresses(
     hosts: &[usize],
     gradients: &(dyn Fn() -> Gradients + Sync),
 ) -> Vec<Member> {
-    let (members, notices) = group_without_entrances(hosts, &[], gradients);
+    let (members, notices) = group_without_listeners(hosts, &[], gradients);
     assert_eq!(notices.concat(), "");
     members
 }
 
 /// The same, with ranks `closed` that cannot be given memory; also what each would tell the user.
-fn group_without_entrances(
+fn group_without_listeners(
     hosts: &[usize],
     closed: &[usize],
     gradients: &(dyn Fn() -> Gradients + Sync),
 ) -> (Vec<Member>, Vec<String>) {
-    let entrances: Vec<_> = hosts.iter().map(|_| FdListener::open().unwrap()).collect();
-    let name = |(rank, entrance): (usize, &FdListener)| match closed.contains(&rank) {
+    let listeners: Vec<_> = hosts.iter().map(|_| FdListener::open().unwrap()).collect();
+    let name = |(rank, listener): (usize, &FdListener)| match closed.contains(&rank) {
         true => String::new(),
-        false => entrance.name().to_string(),
+        false => listener.name().to_string(),
     };
-    let census = Arc::new(RankDirectory {
+    let directory = Arc::new(RankDirectory {
         hosts: hosts.iter().map(usize::to_string).collect(),
-        fd_listeners: entrances.iter().enumerate().map(name).collect(),
+        fd_listeners: listeners.iter().enumerate().map(name).collect(),
     });
-    let join = |(connector, entrance): (Connector, FdListener)| {
-        let (census, gradients) = (census.clone(), gradients());
+    let join = |(connector, listener): (Connector, FdListener)| {
+        let (directory, gradients) = (directory.clone(), gradients());
         std::thread::spawn(move || {
-            let interrupt = connector.interrupt().clone();
+            let interrupt = connector.config().interrupt.clone();
             let Assembled { fabric, arena, notice } =
-                assemble(connector, Some(entrance), &census, &KEY, soon())
+                assemble(connector, Some(listener), &directory)
                     .unwrap_or_else(|error| panic!("{error:?}"));
             let size = fabric.size();
             let engine = Engine::start("test", labels(size), fabric, gradients, interrupt).unwrap();
             (Member { engine, arena }, notice)
         })
     };
-    let ranks: Vec<_> = connectors(hosts.len()).into_iter().zip(entrances).map(join).collect();
+    let ranks: Vec<_> = connectors(hosts.len()).into_iter().zip(listeners).map(join).collect();
     ranks.into_iter().map(|rank| rank.join().unwrap()).unzip()
 }
 
@@ -100,11 +100,12 @@ fn memory_group(size: usize) -> Vec<Member> {
         .enumerate()
         .map(|(rank, (mesh, interrupt))| {
             let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
+            let neighbours = Neighbours { next, previous };
             let channel = RingChannel::new(
                 Box::new(outs[rank].take().unwrap()),
                 Box::new(ins[previous].take().unwrap()),
             );
-            let ring = (size > 1).then(|| Ring::new(rank, size, vec![channel], next, previous));
+            let ring = (size > 1).then(|| Ring::new(rank, size, neighbours, vec![channel]));
             let topology = Topology::new(&hosts, rank);
             let fabric = Fabric::new(Box::new(mesh), topology, None, ring);
             let engine = Engine::start("test", labels(size), fabric, exact(), interrupt).unwrap();
@@ -384,7 +385,7 @@ fn hosts_with_several_ranks_get_the_right_results() {
 
 #[test]
 fn ranks_that_cannot_share_memory_use_tcp_and_one_of_them_says_so() {
-    let (members, notices) = group_without_entrances(&[0, 0, 1, 1], &[3], &exact);
+    let (members, notices) = group_without_listeners(&[0, 0, 1, 1], &[3], &exact);
     let hosts = members[0].engine.shared.front().fabric.topology().hosts();
     assert_eq!(hosts, 3, "the first host still shares memory");
     let told: Vec<_> = notices.iter().map(|notice| !notice.is_empty()).collect();

@@ -1,9 +1,9 @@
-//! The frame: how messages are told apart in a stream of bytes.
+//! Frames: how a byte stream is cut into messages.
 //!
-//! Length (u32, little endian, of what follows), one byte of purpose, then the payload. A frame
-//! from the wire is never trusted: its length is bounded before a byte of it is kept.
+//! A frame is its length (u32, little-endian, of what follows), one byte of purpose, and the
+//! payload. Nothing from the wire is trusted: a length is checked before any byte is kept.
 
-/// No message of ours is longer; anything that claims to be is not ours.
+/// The longest payload that gflow sends; a longer frame comes from somebody else.
 pub const MAX_PAYLOAD: usize = 64 * 1024;
 
 const LENGTH_BYTES: usize = 4;
@@ -20,14 +20,14 @@ pub enum Frame {
 /// The last frame of a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Goodbye {
-    /// Whether it broke off in the middle, so that what it had begun will not be finished. A peer
-    /// that left in order has done its part of everything it sent a message for.
+    /// Whether it broke off, so that what it had begun stays unfinished. A peer that left in order
+    /// has done its part of everything it sent a message for.
     pub gave_up: bool,
     pub reason: String,
 }
 
 impl Frame {
-    /// The bytes of this frame. A payload over the limit is cut: only a goodbye can be that long.
+    /// The bytes of this frame. A payload over the limit is cut off: only a goodbye can be that long.
     pub fn encode(&self) -> Vec<u8> {
         let (purpose, payload) = match self {
             Frame::Message(payload) => (MESSAGE, payload.as_slice()),
@@ -43,7 +43,7 @@ impl Frame {
     }
 }
 
-/// Collects bytes as they come and gives out whole frames.
+/// Collects bytes as they arrive and returns whole frames.
 #[derive(Debug, Default)]
 pub struct FrameBuffer {
     bytes: Vec<u8>,
@@ -54,7 +54,7 @@ impl FrameBuffer {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next whole frame, `None` if it has not all arrived, or why these bytes are no frame.
+    /// The next frame, `None` if it is incomplete, or why these bytes are no frame.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, String> {
         let Some((purpose, payload)) = self.frame_at(0)? else { return Ok(None) };
         let end = LENGTH_BYTES + 1 + payload.len();
@@ -66,7 +66,7 @@ impl FrameBuffer {
         Ok(Some(frame))
     }
 
-    /// A goodbye that has already arrived, behind whatever has not been read yet.
+    /// A goodbye that has arrived, even if unread messages are in front of it.
     pub fn waiting_goodbye(&self) -> Option<Goodbye> {
         let mut at = 0;
         while let Ok(Some((purpose, payload))) = self.frame_at(at) {
@@ -78,7 +78,7 @@ impl FrameBuffer {
         None
     }
 
-    /// Purpose and payload of the frame that begins at `at`, if it has all arrived.
+    /// Purpose and payload of the frame that begins at `at`, if it is complete.
     fn frame_at(&self, at: usize) -> Result<Option<(u8, &[u8])>, String> {
         let Some((length, rest)) = self.bytes[at..].split_first_chunk::<LENGTH_BYTES>() else {
             return Ok(None);

@@ -1,15 +1,17 @@
-//! The handshake: both ends prove that they hold the group's key before a byte of a job moves.
+//! The handshake: both ends prove that they hold the group's key before any data moves.
 //!
-//! The connecting rank says who it is and sends a nonce; the accepting rank answers with a nonce
-//! of its own and a proof over both; the connecting rank answers with its proof. The key never
-//! travels. A stranger learns nothing, and what it sends is bounded and timed.
+//! The connecting rank introduces itself and sends a nonce; the accepting rank answers with its own
+//! nonce and a proof over both; the connecting rank answers with its proof. The key is never sent. A
+//! stranger learns nothing, and what it sends is bounded in size and time.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::time::Duration;
+use zerocopy::byteorder::little_endian::U32;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// How long one stranger may take over its handshake before it is dropped.
+/// How long a handshake may take before the connection is dropped.
 pub const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// Pause between attempts to reach a rank that does not listen yet.
 pub const RETRY_PAUSE: Duration = Duration::from_millis(20);
@@ -17,79 +19,97 @@ pub const RETRY_PAUSE: Duration = Duration::from_millis(20);
 pub const KEY_BYTES: usize = 32;
 pub type Key = [u8; KEY_BYTES];
 
-/// The last byte is the protocol's version.
-const MAGIC: [u8; 8] = *b"gflow\0\0\x03";
-const NONCE_BYTES: usize = 32;
-const PROOF_BYTES: usize = 32;
-const HELLO_BYTES: usize = MAGIC.len() + 4 + 4 + 4 + NONCE_BYTES;
+type Nonce = [u8; 32];
+type Proof = [u8; 32];
 
-/// Who connects, and what for.
+/// The last byte is the version of the protocol.
+const MAGIC: [u8; 8] = *b"gflow\0\0\x03";
+
+/// The connecting rank, and what the connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Caller {
     pub rank: u32,
-    /// 0 for the connection that messages go over; others are channels of a ring.
+    /// 0 for the connection that carries messages; others are channels of a ring.
     pub channel: u32,
+}
+
+/// The first thing that the connecting rank sends.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Hello {
+    magic: [u8; 8],
+    rank: U32,
+    /// The rank that it wants to reach.
+    peer: U32,
+    channel: U32,
+    nonce: Nonce,
+}
+
+/// The reply of the accepting rank.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Answer {
+    nonce: Nonce,
+    proof: Proof,
 }
 
 /// Which end a proof is for, so that one end's proof cannot be replayed as the other's.
 const CONNECTING: &[u8] = b"connecting";
 const ACCEPTING: &[u8] = b"accepting";
 
-/// Proves to `stream` that this is `own`, and makes sure that the other end is rank `peer`.
+/// Proves to `stream` that this is `own`, and verifies that the other end is rank `peer`.
 pub fn connect(stream: &mut (impl Read + Write), key: &Key, own: Caller, peer: u32) -> Result<()> {
-    let mut hello = [0; HELLO_BYTES];
-    hello[..8].copy_from_slice(&MAGIC);
-    hello[8..12].copy_from_slice(&own.rank.to_le_bytes());
-    hello[12..16].copy_from_slice(&peer.to_le_bytes());
-    hello[16..20].copy_from_slice(&own.channel.to_le_bytes());
-    hello[20..].copy_from_slice(&nonce()?);
-    stream.write_all(&hello)?;
+    let hello = Hello {
+        magic: MAGIC,
+        rank: own.rank.into(),
+        peer: peer.into(),
+        channel: own.channel.into(),
+        nonce: nonce()?,
+    };
+    stream.write_all(hello.as_bytes())?;
 
-    let mut answer = [0; NONCE_BYTES + PROOF_BYTES];
-    stream.read_exact(&mut answer)?;
-    let (their_nonce, their_proof) = answer.split_at(NONCE_BYTES);
-    verify(key, ACCEPTING, &hello, their_nonce, their_proof)?;
-    stream.write_all(&proof(key, CONNECTING, &hello, their_nonce).finalize().into_bytes())
+    let mut answer = Answer::new_zeroed();
+    stream.read_exact(answer.as_mut_bytes())?;
+    verify(key, ACCEPTING, &hello, &answer.nonce, &answer.proof)?;
+    stream.write_all(&proof(key, CONNECTING, &hello, &answer.nonce).finalize().into_bytes())
 }
 
 /// Returns who connected, once it has proved the key and asked for rank `own`.
 pub fn accept(stream: &mut (impl Read + Write), key: &Key, own: u32) -> Result<Caller> {
-    let mut hello = [0; HELLO_BYTES];
-    stream.read_exact(&mut hello)?;
-    if hello[..8] != MAGIC {
+    let mut hello = Hello::new_zeroed();
+    stream.read_exact(hello.as_mut_bytes())?;
+    if hello.magic != MAGIC {
         return Err(refused("it does not speak this version of gflow's protocol"));
     }
-    let number_at = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| hello[at + i]));
-    let caller = Caller { rank: number_at(8), channel: number_at(16) };
-    if number_at(12) != own {
+    if hello.peer != own {
         return Err(refused("it looks for another rank"));
     }
-    let own_nonce = nonce()?;
-    stream.write_all(&own_nonce)?;
-    stream.write_all(&proof(key, ACCEPTING, &hello, &own_nonce).finalize().into_bytes())?;
+    let nonce = nonce()?;
+    let proof = proof(key, ACCEPTING, &hello, &nonce).finalize().into_bytes().into();
+    stream.write_all(Answer { nonce, proof }.as_bytes())?;
 
-    let mut their_proof = [0; PROOF_BYTES];
+    let mut their_proof: Proof = [0; _];
     stream.read_exact(&mut their_proof)?;
-    verify(key, CONNECTING, &hello, &own_nonce, &their_proof)?;
-    Ok(caller)
+    verify(key, CONNECTING, &hello, &nonce, &their_proof)?;
+    Ok(Caller { rank: hello.rank.get(), channel: hello.channel.get() })
 }
 
-fn proof(key: &Key, end: &[u8], hello: &[u8], nonce: &[u8]) -> Hmac<Sha256> {
+fn proof(key: &Key, end: &[u8], hello: &Hello, nonce: &Nonce) -> Hmac<Sha256> {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes a key of any length");
     mac.update(end);
-    mac.update(hello);
+    mac.update(hello.as_bytes());
     mac.update(nonce);
     mac
 }
 
-fn verify(key: &Key, end: &[u8], hello: &[u8], nonce: &[u8], claimed: &[u8]) -> Result<()> {
+fn verify(key: &Key, end: &[u8], hello: &Hello, nonce: &Nonce, claimed: &Proof) -> Result<()> {
     proof(key, end, hello, nonce)
         .verify_slice(claimed)
         .map_err(|_| refused("it does not hold the group's key"))
 }
 
-fn nonce() -> Result<[u8; NONCE_BYTES]> {
-    let mut bytes = [0; NONCE_BYTES];
+fn nonce() -> Result<Nonce> {
+    let mut bytes = [0; _];
     getrandom::fill(&mut bytes).map_err(Error::other)?;
     Ok(bytes)
 }
@@ -137,9 +157,8 @@ mod tests {
             let (mut stranger, mut own) = UnixStream::pair().unwrap();
             if ours {
                 // A hello that is well formed, so that the proof is what fails.
-                let mut hello = [0; HELLO_BYTES];
-                hello[..8].copy_from_slice(&MAGIC);
-                stranger.write_all(&hello).unwrap();
+                let hello = Hello { magic: MAGIC, ..Hello::new_zeroed() };
+                stranger.write_all(hello.as_bytes()).unwrap();
             }
             stranger.write_all(&bytes).unwrap();
             stranger.shutdown(std::net::Shutdown::Write).unwrap();

@@ -1,10 +1,10 @@
-//! A way to wake a thread that waits on sockets, from any other thread, once and for good.
+//! A flag that wakes a thread from a wait on sockets. Once raised, it stays raised.
 
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Once raised it stays raised: it ends a group, it does not pause one.
+/// It can be polled like a socket.
 #[derive(Debug)]
 pub struct Interrupt {
     raised: AtomicBool,
@@ -19,8 +19,8 @@ impl Interrupt {
 
     pub fn raise(&self) {
         self.raised.store(true, Ordering::Release);
-        // The counter of an eventfd cannot overflow from one write of 1, and a waiter that is
-        // woken late still sees the flag: there is nothing to do about an error here.
+        // One write of 1 cannot overflow an eventfd, and a waiter that wakes late still sees the
+        // flag, so an error here needs no handling.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 

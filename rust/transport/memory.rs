@@ -2,7 +2,7 @@
 
 use super::frame::Goodbye;
 use super::interrupt::Interrupt;
-use super::{Failure, Peers, Watch};
+use super::peers::{Failure, Peers, Watch};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -13,7 +13,7 @@ pub struct MemoryPeers {
     senders: Vec<Sender<Result<Vec<u8>, Goodbye>>>,
     receivers: Vec<Receiver<Result<Vec<u8>, Goodbye>>>,
     interrupt: Arc<Interrupt>,
-    /// What came while this rank was watching, for the next swap.
+    /// Messages that arrived while this rank was watching, for the next swap.
     early: Vec<VecDeque<Result<Vec<u8>, Goodbye>>>,
 }
 
@@ -41,7 +41,7 @@ pub fn mesh(size: usize) -> Vec<(MemoryPeers, Arc<Interrupt>)> {
 }
 
 impl MemoryPeers {
-    /// The first goodbye counts: one that gave up also leaves.
+    /// The first goodbye counts: a rank that gave up says goodbye again when it leaves.
     fn goodbye_of(&self, rank: usize) -> Option<&Goodbye> {
         self.early[rank].iter().find_map(|came| came.as_ref().err())
     }
@@ -83,7 +83,7 @@ impl Peers for MemoryPeers {
         deadline: Instant,
     ) -> Result<(), Failure> {
         for peer in with {
-            // A peer that is gone is reported below, when nothing comes from it.
+            // A peer that is gone is reported below, when nothing arrives from it.
             let _ = self.senders[*peer].send(Ok(message.to_vec()));
         }
         for peer in with.iter().copied() {

@@ -1,19 +1,18 @@
-//! What every TCP socket between ranks is told before it is used.
+//! Options for every TCP socket between ranks.
 //!
-//! Nothing here may set the size of a socket's buffers: the kernel finds a better one (see
-//! `benches/ring.rs`). Nor may it limit how long sent bytes stay unacknowledged: that ends the
-//! connection to a peer that is alive and only slow to read, which a peer with data on its way may
-//! well be.
+//! Socket buffers are left to the kernel, which picks better sizes (see `benches/ring.rs`). There
+//! is no TCP_USER_TIMEOUT either: on a connection that carries tensors it would cut off a peer that
+//! is alive but slow to read.
 
 use rustix::net::sockopt;
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Makes `stream` non-blocking, prompt, and aware of a peer that is gone.
+/// Makes `stream` non-blocking, without delay, and able to detect a dead peer.
 pub fn prepare(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)?;
-    // A host that vanishes sends no FIN: the kernel asks for it.
+    // A host that vanishes sends no FIN, so the kernel has to probe.
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, Duration::from_secs(10))?;
     sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5))?;

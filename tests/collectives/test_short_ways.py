@@ -43,7 +43,8 @@ def wake_ups_of_the_worker() -> int:
     counts = []
     for task in Path("/proc/self/task").iterdir():
         name = (task / "comm").read_text().strip()
-        if name.startswith("gflow-") and name not in ("gflow-hand", "gflow-door", "gflow-greet"):
+        others = ("gflow-hand", "gflow-accept", "gflow-handshake")
+        if name.startswith("gflow-") and name not in others:
             status = (task / "status").read_text()
             counts += [line.split()[1] for line in status.splitlines() if line.startswith("volun")]
     assert len(counts) == 1, counts

@@ -1,7 +1,7 @@
-//! A channel: one stream to the next host and one from the previous, and the bytes in between.
+//! A channel of the ring: one stream to the next host and one from the previous.
 //!
 //! A channel moves what can be moved now. It must never wait, and never hold back a whole cache line
-//! that could be combined and passed on.
+//! that could be combined and sent on.
 
 use super::tape::{OnArrival, Tape};
 use crate::collective::partition::ALIGNMENT;
@@ -9,34 +9,34 @@ use rustix::event::{PollFd, PollFlags};
 use std::io::{ErrorKind, Read, Result, Write};
 use std::os::fd::AsFd;
 
-/// A byte stream that does not block, such as a `TcpStream` that has been told so.
+/// A non-blocking byte stream, such as a non-blocking `TcpStream`.
 pub trait Stream: Read + Write + AsFd + Send {}
 impl<T: Read + Write + AsFd + Send> Stream for T {}
 
-/// What arrives is combined from a buffer of this size: small enough to stay in the core's own
-/// cache between the socket and the sum, large enough to make few system calls.
+/// Size of the buffer between socket and sum: small enough to stay in the cache of the core, large
+/// enough for few system calls.
 pub const STAGING_BYTES: usize = 256 * 1024;
-/// The most that one turn takes in before the other direction gets its turn.
+/// The most that one turn receives before it is time to send.
 const TURN_BYTES: usize = 1024 * 1024;
 
 pub struct RingChannel {
     to_next: Box<dyn Stream>,
     from_previous: Box<dyn Stream>,
     staging: Staging,
-    /// Bytes handed to the next host so far.
+    /// Bytes sent to the next host so far.
     sent: u64,
 }
 
-/// What came of a turn.
+/// The result of a turn.
 #[derive(Debug, Clone, Copy)]
 pub struct Turn {
-    /// Bytes that came.
+    /// Bytes received.
     pub received: usize,
-    /// Whether the socket has no more for now.
+    /// Whether the socket has no more data for now.
     pub is_drained: bool,
 }
 
-/// The end of a channel at which a stream failed, and how.
+/// A stream that failed: at which end, and how.
 pub struct Broken {
     pub neighbour: Neighbour,
     pub error: std::io::Error,
@@ -53,7 +53,7 @@ impl RingChannel {
         RingChannel::with_staging(to_next, from_previous, STAGING_BYTES)
     }
 
-    /// A channel with a staging buffer of another size, to measure and to test.
+    /// A channel with a staging buffer of another size, for benchmarks and tests.
     pub fn with_staging(
         to_next: Box<dyn Stream>,
         from_previous: Box<dyn Stream>,
@@ -62,14 +62,14 @@ impl RingChannel {
         RingChannel { to_next, from_previous, staging: Staging::new(staging_bytes), sent: 0 }
     }
 
-    /// Bytes handed to the next host so far.
+    /// Bytes sent to the next host so far.
     pub fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Takes in what has come and sends what is ready.
+    /// Receives what has come and sends what is ready.
     pub fn take_turn(&mut self, tape: &mut Tape) -> std::result::Result<Turn, Broken> {
-        // In this order, because what has just been combined is still in the cache.
+        // In this order, because data that was just combined is still in the cache.
         let turn =
             self.receive(tape).map_err(|error| Broken { neighbour: Neighbour::Previous, error })?;
         self.send(tape).map_err(|error| Broken { neighbour: Neighbour::Next, error })?;
@@ -95,20 +95,20 @@ impl RingChannel {
     fn receive(&mut self, tape: &mut Tape) -> Result<Turn> {
         let mut taken = 0;
         while taken < TURN_BYTES
-            && let Some((place, arrival)) = tape.arriving()
+            && let Some((room, on_arrival)) = tape.arriving()
         {
-            let (asked, read, consumed) = match arrival {
+            let (asked, read, consumed) = match on_arrival {
                 OnArrival::Store => {
-                    let asked = place.len().min(TURN_BYTES);
-                    let read = read_now(&mut self.from_previous, &mut place[..asked])?;
+                    let asked = room.len().min(TURN_BYTES);
+                    let read = read_now(&mut self.from_previous, &mut room[..asked])?;
                     (asked, read, read)
                 }
                 OnArrival::Combine { with, last } => {
-                    let room = self.staging.room(place.len());
-                    let asked = room.len();
-                    let read = read_now(&mut self.from_previous, room)?;
-                    let add = |own: &mut [u8], more: &[u8]| with.combine(own, more, last);
-                    (asked, read, self.staging.consume(read, place, add))
+                    let staging = self.staging.room(room.len());
+                    let asked = staging.len();
+                    let read = read_now(&mut self.from_previous, staging)?;
+                    let combine = |own: &mut [u8], more: &[u8]| with.combine(own, more, last);
+                    (asked, read, self.staging.consume(read, room, combine))
                 }
             };
             tape.mark_arrived(consumed);
@@ -120,21 +120,21 @@ impl RingChannel {
         Ok(Turn { received: taken, is_drained: tape.all_arrived() })
     }
 
-    /// What has to happen before another turn can move anything.
+    /// The events that let another turn move something.
     pub fn waits_for<'channel>(
         &'channel self,
         tape: &Tape,
     ) -> impl Iterator<Item = PollFd<'channel>> {
         let arrival =
             (!tape.all_arrived()).then(|| PollFd::new(&self.from_previous, PollFlags::IN));
-        // Room is of no interest while there is nothing to send: it would only wake for nothing.
+        // Only while there is something to send: otherwise every free buffer would wake the thread.
         let room =
             (!tape.sendable().is_empty()).then(|| PollFd::new(&self.to_next, PollFlags::OUT));
         arrival.into_iter().chain(room)
     }
 }
 
-/// Bytes that have come but are not combined yet. After a turn it holds less than a cache line.
+/// Bytes that have arrived but are not combined yet. After a turn, less than a cache line.
 struct Staging {
     bytes: Vec<u8>,
     /// Where the aligned part begins.
@@ -151,14 +151,14 @@ impl Staging {
         Staging { bytes, start, filled: 0 }
     }
 
-    /// Room for what is still to come of `missing` bytes that are not combined yet.
+    /// Room for the rest of `missing` bytes that are not combined yet.
     fn room(&mut self, missing: usize) -> &mut [u8] {
         let end = self.bytes.len().min(self.start + missing);
         &mut self.bytes[self.start + self.filled..end]
     }
 
-    /// Combines what has come with the beginning of `own`, with `more` bytes just read into the
-    /// room. Returns how much that was: whole cache lines, or all that `own` still missed.
+    /// Combines what has arrived, including `more` bytes just read into the room, with the
+    /// beginning of `own`. Returns how much that was: whole cache lines, or all of `own`.
     fn consume(
         &mut self,
         more: usize,
@@ -180,7 +180,7 @@ impl Staging {
     }
 }
 
-/// What the stream has now, 0 bytes if it has nothing. Its end is an error.
+/// Reads what the stream has now, 0 bytes if nothing. The end of the stream is an error.
 fn read_now(stream: &mut dyn Stream, into: &mut [u8]) -> Result<usize> {
     loop {
         match stream.read(into) {
@@ -193,7 +193,7 @@ fn read_now(stream: &mut dyn Stream, into: &mut [u8]) -> Result<usize> {
     }
 }
 
-/// As much as the stream takes now, 0 bytes if it is full.
+/// Writes as much as the stream takes now, 0 bytes if it is full.
 fn write_now(stream: &mut dyn Stream, bytes: &[u8]) -> Result<usize> {
     loop {
         match stream.write(bytes) {

@@ -1,46 +1,41 @@
-//! The exchange: one loop that drives all channels until every tape has run through.
+//! The exchange: one loop that drives all channels until every tape is done.
 //!
-//! It sleeps when nothing moves, and must never do so for long without looking after the peers.
+//! It sleeps when nothing moves, but never for long without checking the peers.
 
 use super::channel::{Broken, Neighbour, RingChannel, Turn};
 use super::tape::Tape;
-use crate::transport::{Failure, Watch, ended};
+use crate::collective::topology::Neighbours;
+use crate::transport::{Failure, Watch, loss_reason};
 use rustix::event::{Timespec, poll};
 use std::time::{Duration, Instant};
 
-/// How often the watch is asked. Only this notices a death elsewhere in the ring.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// How long the watch may take to know the reason for which a channel ended.
+/// How often the watch is checked. Only this notices a death elsewhere in the ring.
+const CHECK_EVERY: Duration = Duration::from_millis(50);
+/// How long to wait until the watch knows why a channel broke.
 const REASON_LIMIT: Duration = Duration::from_millis(100);
 const REASON_PAUSE: Duration = Duration::from_millis(2);
 
-/// A slow link wakes a rank for every few packets. If a turn brought less than this and much is
-/// still missing, more is let come first: that saves wake-ups, and the buffers of the sockets keep
-/// the link busy meanwhile. A fast link brings more, so nothing is lost there.
+/// A slow link wakes a rank for every few packets. If a turn received less than this and much is
+/// still missing, the loop pauses to let more arrive: that saves wake-ups, and socket buffers keep
+/// the link busy meanwhile. A fast link delivers more per turn and is not affected.
 const SMALL_TURN: usize = 128 * 1024;
 const SLOW_LINK_PAUSE: Duration = Duration::from_millis(1);
 
-/// The ranks at the other ends of the channels.
-#[derive(Debug, Clone, Copy)]
-pub struct Ranks {
-    pub next: usize,
-    pub previous: usize,
-}
-
-/// Returns when all bytes have arrived and all have been handed to the sockets. There may be fewer
-/// tapes than channels; the channels without one rest.
+/// Returns when all bytes have arrived and been handed to the sockets. With fewer tapes than
+/// channels, the last channels stay idle.
 pub fn run(
     channels: &mut [RingChannel],
     tapes: &mut [Tape],
-    ranks: Ranks,
+    neighbours: Neighbours,
     watch: &mut dyn Watch,
     deadline: Instant,
 ) -> Result<(), Failure> {
-    let mut next_look = Instant::now() + LOOK_EVERY;
+    let mut next_check = Instant::now() + CHECK_EVERY;
     loop {
         let mut turn = Turn { received: 0, is_drained: true };
         for (channel, tape) in channels.iter_mut().zip(&mut *tapes) {
-            let one = channel.take_turn(tape).map_err(|broken| explain(broken, ranks, watch))?;
+            let one =
+                channel.take_turn(tape).map_err(|broken| explain(broken, neighbours, watch))?;
             turn.received += one.received;
             turn.is_drained &= one.is_drained;
         }
@@ -48,19 +43,19 @@ pub fn run(
             return Ok(());
         }
         let now = Instant::now();
-        if now >= next_look {
+        if now >= next_check {
             watch.check()?;
-            next_look = now + LOOK_EVERY;
+            next_check = now + CHECK_EVERY;
         }
         if now >= deadline {
             let missing = tapes.iter().any(|tape| !tape.all_arrived());
             return Err(match missing {
-                // Of two hosts it can only be the other.
-                true if ranks.previous != ranks.next => {
-                    Failure::Stalled { through: ranks.previous }
+                // With two hosts it can only be the other one.
+                true if neighbours.previous != neighbours.next => {
+                    Failure::Stalled { through: neighbours.previous }
                 }
-                true => Failure::Late(vec![ranks.previous]),
-                false => Failure::Late(vec![ranks.next]),
+                true => Failure::Late(vec![neighbours.previous]),
+                false => Failure::Late(vec![neighbours.next]),
             });
         }
         if turn.is_drained {
@@ -68,23 +63,23 @@ pub fn run(
             if (1..SMALL_TURN).contains(&turn.received) && missing > SMALL_TURN * 8 {
                 std::thread::sleep(SLOW_LINK_PAUSE);
             }
-            sleep(channels, tapes, next_look.min(deadline).saturating_duration_since(now));
+            sleep(channels, tapes, next_check.min(deadline).saturating_duration_since(now));
         }
     }
 }
 
-/// Until something can move, or the limit.
+/// Sleeps until something can move, or for `limit`.
 fn sleep(channels: &[RingChannel], tapes: &[Tape], limit: Duration) {
     let mut waits: Vec<_> =
         channels.iter().zip(tapes).flat_map(|(channel, tape)| channel.waits_for(tape)).collect();
     let limit = Timespec::try_from(limit).expect("shorter than an age");
-    // An error here (a signal, say) only means another round of the caller's loop.
+    // After an error (a signal, say) the caller's loop comes back here.
     let _ = poll(&mut waits, Some(&limit));
 }
 
-/// A channel that ended says little: a neighbour that leaves because of a third rank ends it as well.
-/// The watch has the reason, as soon as that has come.
-fn explain(broken: Broken, ranks: Ranks, watch: &mut dyn Watch) -> Failure {
+/// A broken channel says little: a neighbour that leaves because of a third rank closes it as well.
+/// The watch knows the reason, as soon as that has arrived.
+fn explain(broken: Broken, neighbours: Neighbours, watch: &mut dyn Watch) -> Failure {
     let limit = Instant::now() + REASON_LIMIT;
     loop {
         if let Err(failure) = watch.check() {
@@ -96,8 +91,8 @@ fn explain(broken: Broken, ranks: Ranks, watch: &mut dyn Watch) -> Failure {
         std::thread::sleep(REASON_PAUSE);
     }
     let rank = match broken.neighbour {
-        Neighbour::Next => ranks.next,
-        Neighbour::Previous => ranks.previous,
+        Neighbour::Next => neighbours.next,
+        Neighbour::Previous => neighbours.previous,
     };
-    Failure::Lost { rank, reason: ended(&broken.error) }
+    Failure::Lost { rank, reason: loss_reason(&broken.error) }
 }

@@ -1,109 +1,90 @@
 //! The ring: how hosts exchange a tensor so that every link is busy in both directions.
 //!
-//! **Setting.** `H` hosts stand in a ring. Position `p` sends to `p + 1` and receives from `p - 1`
-//! (all modulo `H`), over a plain byte stream each way. What is exchanged, how long it is and of
-//! what type was agreed on before, so the streams carry nothing but data: no frames, no lengths.
+//! **Setting.** `H` hosts form a ring. Position `p` sends to `p + 1` and receives from `p - 1` (all
+//! modulo `H`), over a plain byte stream each way. Length and type of the data were agreed on
+//! before, so the streams carry nothing but data: no frames, no lengths.
 //!
-//! **All-reduce.** The tensor is cut into `H` chunks. At step `s` position `p` sends chunk `p - s`
-//! and receives chunk `p - s - 1`. In the first `H - 1` steps what arrives is combined with the own
-//! chunk, *incoming op own*; after them position `p` holds chunk `p + 1` complete, and finishes it
-//! (an average divides). In the `H - 1` steps after that complete chunks go round and are read
-//! straight into their place. Each host sends `2 (H - 1) / H` of the tensor, which is the least
-//! possible, and chunk `c` is always combined in the order `c, c + 1, …`: the result is the same
-//! on every host and in every run, whatever arrives when.
+//! **All-reduce.** The tensor is cut into `H` partitions. At step `s` position `p` sends partition
+//! `p - s` and receives partition `p - s - 1`. In the first `H - 1` steps it combines what arrives
+//! with its own data, *incoming op own*; then it holds partition `p + 1` complete and finishes it
+//! (an average divides). In the other `H - 1` steps complete partitions go round and are read
+//! straight into the tensor. Each host sends `2 (H - 1) / H` of the tensor, which is the least
+//! possible, and partition `c` is always combined in the order `c, c + 1, …`: the result is the same
+//! on every host and in every run, whatever the timing.
 //!
 //! **One rule instead of steps.** A host receives at step `s` what it sends at step `s + 1`. So its
-//! outgoing stream is its own chunk followed by its incoming stream, without the last chunk:
+//! outgoing stream is its own partition followed by its incoming stream, without the last one:
 //!
 //! ```text
 //! incoming:         [ p-1 ][ p-2 ] … [ p+3 ][ p+2 ]
 //! outgoing:  [  p  ][ p-1 ][ p-2 ] … [ p+3 ]
 //! ```
 //!
-//! and byte `k` of the outgoing stream may leave as soon as `k < len(chunk p)` + (bytes of the
-//! incoming stream that have been dealt with). That is all the synchronisation there is. There are
-//! no steps in the code and nobody waits for a chunk to be whole: bytes are received, combined and
-//! sent on in one loop, as they come. `tape.rs` is this rule.
+//! and byte `k` of the outgoing stream may leave as soon as `k < len(partition p)` + (bytes of the
+//! incoming stream that have been processed). That is all the synchronisation there is. The code
+//! has no steps and never waits for a whole partition: one loop receives, combines and forwards
+//! bytes as they come. `tape.rs` is this rule.
 //!
-//! **The others are the same loop.** An all-gather has no steps that combine. A broadcast has one
-//! chunk, which is complete at its root and goes round once.
+//! **The others are the same loop.** An all-gather combines nothing. A broadcast has one partition,
+//! which is complete at its root and goes round once.
 //!
-//! **Channels.** The data may be spread over several channels, each a ring of its own over a part of the
-//! data, all driven by one thread. How the data is cut depends on its length, on `H` and on the
-//! number of channels, so these must be the same on every host; with them the order of combination,
-//! and so the bits of a sum, stay the same.
+//! **Channels.** The data may be spread over several channels, each a ring of its own over a slice
+//! of the data, all driven by one thread. How the data is cut depends on its length, on `H` and on
+//! the number of channels, so these must be equal on all hosts; then the order of combination, and
+//! with it every bit of a sum, is the same.
 //!
-//! The ring must never wait without asking whether somebody was lost: a death anywhere stops every
-//! byte, and the streams of the neighbours cannot tell whose it was. After a failure hosts stand
-//! at different bytes, so a ring that failed must not be used again.
+//! A wait in the ring must always watch for lost peers: a death anywhere stops all bytes, and the
+//! streams of the neighbours cannot tell whose it was. After a failure the hosts are at different
+//! bytes, so a ring that failed must not be used again.
 
 pub mod channel;
+mod combine;
 mod exchange;
 mod tape;
 #[cfg(test)]
 pub(crate) mod tests;
 
 pub use channel::{RingChannel, Stream};
+pub use combine::Combine;
 
 use crate::collective::partition::{ALIGNMENT, partition_slice};
+use crate::collective::topology::Neighbours;
 use crate::transport::{Failure, Watch};
 use std::time::Instant;
 use tape::Tape;
 
-/// Less than this is not spread any further: another channel costs more system calls than it gains.
+/// The least that a channel is used for: with less, it costs more system calls than it gains.
 const CHANNEL_BYTES: usize = 256 * 1024;
 
-/// How contributions become one.
-pub trait Combine: Sync {
-    /// Size of an element; a divisor of 64.
-    fn element_bytes(&self) -> usize;
-
-    /// own = incoming op own, for as many whole elements as both have. `finish` if these are then
-    /// all contributions.
-    fn combine(&self, own: &mut [u8], incoming: &[u8], finish: bool);
-
-    /// Finishes what is the only contribution.
-    fn finish(&self, own: &mut [u8]);
-}
-
-/// One host's place in the ring, and its channels.
+/// One host's position in the ring, and its channels.
 pub struct Ring {
     position: usize,
     hosts: usize,
+    /// The ranks at the other ends of the channels, for failures.
+    neighbours: Neighbours,
     channels: Vec<RingChannel>,
-    next_rank: usize,
-    previous_rank: usize,
     bytes_per_channel: usize,
 }
 
 impl Ring {
-    /// Position `position` of `hosts`. The ranks are those at the other ends of the channels, and
-    /// are only named in failures. One host alone needs no channel.
+    /// Position `position` of `hosts`. A single host needs no channel.
     pub fn new(
         position: usize,
         hosts: usize,
+        neighbours: Neighbours,
         channels: Vec<RingChannel>,
-        next_rank: usize,
-        previous_rank: usize,
     ) -> Ring {
         assert!(position < hosts, "position {position} of {hosts}");
         assert!(hosts == 1 || !channels.is_empty(), "{hosts} hosts and no channel between them");
-        Ring {
-            position,
-            hosts,
-            channels,
-            next_rank,
-            previous_rank,
-            bytes_per_channel: CHANNEL_BYTES,
-        }
+        Ring { position, hosts, neighbours, channels, bytes_per_channel: CHANNEL_BYTES }
     }
 
-    /// Bytes handed to the next host since this ring was made.
+    /// Bytes sent to the next host since this ring was made.
     pub fn sent(&self) -> u64 {
         self.channels.iter().map(RingChannel::sent).sum()
     }
 
-    /// `data` is this host's contribution, and is replaced by the result.
+    /// Replaces `data`, the contribution of this host, by the result.
     pub fn all_reduce(
         &mut self,
         data: &mut [u8],
@@ -119,15 +100,15 @@ impl Ring {
             return Ok(());
         }
         let tapes = partition_slice(data, self.channels_for(data.len()))
-            .map(|part| {
-                let chunks = partition_slice(part, self.hosts).collect();
-                Tape::of_all_reduce(chunks, self.position, combine)
+            .map(|slice| {
+                let partitions = partition_slice(slice, self.hosts).collect();
+                Tape::of_all_reduce(partitions, self.position, combine)
             })
             .collect();
         self.run(tapes, watch, deadline)
     }
 
-    /// The `data` of position `root` replaces that of all others.
+    /// Replaces `data` by that of position `root`.
     pub fn broadcast(
         &mut self,
         data: &mut [u8],
@@ -136,16 +117,16 @@ impl Ring {
         deadline: Instant,
     ) -> Result<(), Failure> {
         assert!(root < self.hosts, "root {root} of {}", self.hosts);
-        let has_it = self.position == root;
-        let hands_on = (self.position + 1) % self.hosts != root;
+        let is_root = self.position == root;
+        let forwards = (self.position + 1) % self.hosts != root;
         let tapes = partition_slice(data, self.channels_for(data.len()))
-            .map(|part| Tape::of_broadcast(part, has_it, hands_on))
+            .map(|slice| Tape::of_broadcast(slice, is_root, forwards))
             .collect();
         self.run(tapes, watch, deadline)
     }
 
-    /// `blocks` are as many as hosts and of equal length. The one with the index of this position
-    /// is this host's contribution; the others are filled in.
+    /// Fills in `blocks`, one per host and of equal length. The block at this position is this
+    /// host's contribution.
     pub fn all_gather(
         &mut self,
         blocks: &mut [&mut [u8]],
@@ -156,18 +137,18 @@ impl Ring {
         let length = blocks[0].len();
         assert!(blocks.iter().all(|block| block.len() == length), "blocks of different lengths");
         let count = self.channels_for(length.saturating_mul(self.hosts));
-        let mut parts: Vec<_> =
+        let mut slices: Vec<_> =
             blocks.iter_mut().map(|block| partition_slice(block, count)).collect();
         let tapes = (0..count)
             .map(|_| {
-                let chunks = parts.iter_mut().flat_map(|parts| parts.next()).collect();
-                Tape::of_all_gather(chunks, self.position)
+                let partitions = slices.iter_mut().flat_map(|slices| slices.next()).collect();
+                Tape::of_all_gather(partitions, self.position)
             })
             .collect();
         self.run(tapes, watch, deadline)
     }
 
-    /// How many channels `bytes` are spread over. Equal on all hosts, because both numbers are.
+    /// How many channels `bytes` are spread over. Equal on all hosts.
     fn channels_for(&self, bytes: usize) -> usize {
         (bytes / self.bytes_per_channel).clamp(1, self.channels.len().max(1))
     }
@@ -178,7 +159,6 @@ impl Ring {
         watch: &mut dyn Watch,
         deadline: Instant,
     ) -> Result<(), Failure> {
-        let ranks = exchange::Ranks { next: self.next_rank, previous: self.previous_rank };
-        exchange::run(&mut self.channels, &mut tapes, ranks, watch, deadline)
+        exchange::run(&mut self.channels, &mut tapes, self.neighbours, watch, deadline)
     }
 }

@@ -1,27 +1,27 @@
-//! The tape: the bytes that pass one position, in the order in which they pass.
+//! The tape: the bytes that pass one position of the ring, in order.
 //!
-//! A tape is a sequence of stops, each a visit to one chunk. Two cursors move along it: bytes
-//! behind `arrived` have their value for this visit, bytes behind `sent` have been handed on. The
-//! whole of the ring's timing is one rule, `sent` never overtakes `arrived`.
+//! A tape is a sequence of stops, each a visit to one partition. Two cursors move along it: bytes
+//! behind `arrived` have their value for this visit, bytes behind `sent` have been sent on. All
+//! synchronisation of the ring is one rule: `sent` never overtakes `arrived`.
 //!
-//! A chunk may be visited twice, for its sum and for its result. Its first value is gone before the
-//! second takes its place, because the second is made from the first.
+//! A partition may be visited twice, for its sum and for its result. The sum is sent before the
+//! result arrives, because the result is made from it.
 //!
-//! A tape must never touch a socket: it only says which bytes are next.
+//! A tape knows no sockets; it only says which bytes are next.
 
-use super::Combine;
+use super::combine::Combine;
 use std::ops::Range;
 
-/// What is done with bytes that arrive.
+/// What to do with bytes that arrive.
 #[derive(Clone, Copy)]
 pub enum OnArrival<'a> {
-    /// They are combined with the own contribution, `last` if all others are already in them.
+    /// Combine them with the own contribution; `last` if that is the last one missing.
     Combine { with: &'a dyn Combine, last: bool },
-    /// They are final and take the place of what is there.
+    /// They are final: store them.
     Store,
 }
 
-/// A byte of the tape. The order is that of the tape.
+/// A position on the tape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 struct Cursor {
     stop: usize,
@@ -29,59 +29,59 @@ struct Cursor {
 }
 
 pub struct Tape<'a> {
-    chunks: Vec<&'a mut [u8]>,
-    /// The chunk of every stop.
+    partitions: Vec<&'a mut [u8]>,
+    /// The partition at every stop.
     stops: Vec<usize>,
-    /// The stops that arrive to be combined, and how; others are placed.
+    /// The stops where arriving bytes are combined, and how; at the others they are stored.
     combined: Option<(Range<usize>, &'a dyn Combine)>,
-    /// How many stops are handed on.
+    /// How many stops are sent on.
     outgoing: usize,
     arrived: Cursor,
     sent: Cursor,
 }
 
 impl<'a> Tape<'a> {
-    /// Every position contributes one of `chunks` and sees all of them, combined on the way.
+    /// Every position starts with one of `partitions` and sees all of them, combined on the way.
     pub fn of_all_reduce(
-        chunks: Vec<&'a mut [u8]>,
+        partitions: Vec<&'a mut [u8]>,
         position: usize,
         combine: &'a dyn Combine,
     ) -> Tape<'a> {
-        let hosts = chunks.len();
-        Tape::around(chunks, position, 2 * hosts - 1, Some((1..hosts, combine)))
+        let hosts = partitions.len();
+        Tape::around(partitions, position, 2 * hosts - 1, Some((1..hosts, combine)))
     }
 
-    /// Every position has the chunk of its own number and gets the others.
-    pub fn of_all_gather(chunks: Vec<&'a mut [u8]>, position: usize) -> Tape<'a> {
-        let hosts = chunks.len();
-        Tape::around(chunks, position, hosts, None)
+    /// Every position has the partition of its number and gets the others.
+    pub fn of_all_gather(partitions: Vec<&'a mut [u8]>, position: usize) -> Tape<'a> {
+        let hosts = partitions.len();
+        Tape::around(partitions, position, hosts, None)
     }
 
-    /// One chunk, which is there already or arrives, and is handed on or not.
-    pub fn of_broadcast(chunk: &'a mut [u8], has_it: bool, hands_on: bool) -> Tape<'a> {
+    /// One partition, which is here already if `is_root`, and is sent on if `forwards`.
+    pub fn of_broadcast(partition: &'a mut [u8], is_root: bool, forwards: bool) -> Tape<'a> {
         Tape {
-            chunks: vec![chunk],
+            partitions: vec![partition],
             stops: vec![0],
             combined: None,
-            outgoing: usize::from(hands_on),
-            arrived: Cursor { stop: usize::from(has_it), at: 0 },
+            outgoing: usize::from(forwards),
+            arrived: Cursor { stop: usize::from(is_root), at: 0 },
             sent: Cursor::default(),
         }
         .past_empty_stops()
     }
 
-    /// `count` stops down the ring from the own chunk. The own one is there, the last is not
-    /// handed on: the next position began with it.
+    /// `count` stops down the ring from this position's partition. That one is here already; the
+    /// last is not sent on, because the next position began with it.
     fn around(
-        chunks: Vec<&'a mut [u8]>,
+        partitions: Vec<&'a mut [u8]>,
         position: usize,
         count: usize,
         combined: Option<(Range<usize>, &'a dyn Combine)>,
     ) -> Tape<'a> {
-        let hosts = chunks.len();
+        let hosts = partitions.len();
         Tape {
             stops: (0..count).map(|stop| (position + 2 * hosts - stop) % hosts).collect(),
-            chunks,
+            partitions,
             combined,
             outgoing: count - 1,
             arrived: Cursor { stop: 1, at: 0 },
@@ -96,28 +96,28 @@ impl<'a> Tape<'a> {
         self
     }
 
-    /// The bytes that are to arrive next, up to the end of their chunk; `None` if all have.
+    /// The bytes that arrive next, up to the end of their partition; `None` if all have.
     pub fn arriving(&mut self) -> Option<(&mut [u8], OnArrival<'a>)> {
         let Cursor { stop, at } = self.arrived;
-        let chunk = *self.stops.get(stop)?;
-        let arrival = match &self.combined {
+        let partition = *self.stops.get(stop)?;
+        let on_arrival = match &self.combined {
             Some((stops, with)) if stops.contains(&stop) => {
                 OnArrival::Combine { with: *with, last: stop + 1 == stops.end }
             }
             _ => OnArrival::Store,
         };
-        Some((&mut self.chunks[chunk][at..], arrival))
+        Some((&mut self.partitions[partition][at..], on_arrival))
     }
 
-    /// The bytes that may be sent now, up to the end of their chunk. May be empty.
+    /// The bytes that may be sent now, up to the end of their partition; empty if none.
     pub fn sendable(&self) -> &[u8] {
         let Cursor { stop, at } = self.sent;
         if stop >= self.outgoing || self.sent >= self.arrived {
             return &[];
         }
-        let chunk = &self.chunks[self.stops[stop]];
-        let end = if stop == self.arrived.stop { self.arrived.at } else { chunk.len() };
-        &chunk[at..end]
+        let partition = &self.partitions[self.stops[stop]];
+        let end = if stop == self.arrived.stop { self.arrived.at } else { partition.len() };
+        &partition[at..end]
     }
 
     pub fn mark_arrived(&mut self, bytes: usize) {
@@ -130,9 +130,9 @@ impl<'a> Tape<'a> {
         self.sent = self.past_ends(self.sent, self.outgoing);
     }
 
-    /// A cursor at the end of its chunk belongs to the next one that has any bytes.
+    /// Moves a cursor at the end of its partition to the next partition that is not empty.
     fn past_ends(&self, mut cursor: Cursor, stops: usize) -> Cursor {
-        while cursor.stop < stops && cursor.at == self.chunks[self.stops[cursor.stop]].len() {
+        while cursor.stop < stops && cursor.at == self.partitions[self.stops[cursor.stop]].len() {
             cursor = Cursor { stop: cursor.stop + 1, at: 0 };
         }
         cursor
@@ -145,7 +145,8 @@ impl<'a> Tape<'a> {
     /// Bytes that have yet to arrive.
     pub fn missing(&self) -> usize {
         let to_come = self.stops.get(self.arrived.stop..).unwrap_or(&[]);
-        to_come.iter().map(|chunk| self.chunks[*chunk].len()).sum::<usize>() - self.arrived.at
+        to_come.iter().map(|partition| self.partitions[*partition].len()).sum::<usize>()
+            - self.arrived.at
     }
 
     pub fn all_sent(&self) -> bool {

@@ -26,7 +26,7 @@ trait Element: Copy + std::fmt::Debug + PartialEq + Send + Sync + 'static {
     const BYTES: usize;
     fn from_bytes(bytes: &[u8]) -> Self;
     fn to_bytes(self) -> Vec<u8>;
-    /// Some value that differs from place to place.
+    /// A value that differs from index to index.
     fn sample(seed: u64) -> Self;
 }
 
@@ -78,7 +78,7 @@ impl<T: Element> Combine for Plain<T> {
     }
 }
 
-/// A stream that takes and gives a few bytes at a time, and sometimes none although it could.
+/// A stream that moves a few bytes at a time, and sometimes none although it could.
 struct Dribble {
     stream: UnixStream,
     turn: usize,
@@ -199,7 +199,7 @@ fn rings(hosts: usize, channels: usize, wire: Wire, staging: usize) -> Vec<Ring>
         .map(|(position, channels)| {
             let next = (position + 1) % hosts * 10;
             let previous = (position + hosts - 1) % hosts * 10;
-            let mut ring = Ring::new(position, hosts, channels, next, previous);
+            let mut ring = Ring::new(position, hosts, Neighbours { next, previous }, channels);
             // So that small data is spread as well.
             ring.bytes_per_channel = 200;
             ring
@@ -207,12 +207,12 @@ fn rings(hosts: usize, channels: usize, wire: Wire, staging: usize) -> Vec<Ring>
         .collect()
 }
 
-/// The rings of all hosts, over streams that bring a few bytes at a time.
+/// The rings of all hosts, over streams that deliver a few bytes at a time.
 pub(crate) fn dribbling_rings(hosts: usize, channels: usize) -> Vec<Ring> {
     rings(hosts, channels, Wire::Dribble, 1 << 10)
 }
 
-/// Nobody is ever lost.
+/// A watch that never fails.
 pub(crate) struct AllWell;
 
 impl Watch for AllWell {
@@ -225,7 +225,7 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
-/// What each host makes of its own data, by position.
+/// The data of each host after `act`, by position.
 fn on_all_hosts(
     rings: &mut [Ring],
     data: Vec<Vec<u8>>,
@@ -258,7 +258,7 @@ fn to_bytes<T: Element>(elements: &[T]) -> Vec<u8> {
     elements.iter().flat_map(|element| element.to_bytes()).collect()
 }
 
-/// Every chunk, combined in the ring's order: from the host of its own number onwards.
+/// Every chunk, combined in the order of the ring: from the host of its number onwards.
 fn expected<T: Element>(of_hosts: &[Vec<T>], plain: &Plain<T>, channels: usize) -> Vec<u8> {
     let (hosts, bytes) = (of_hosts.len(), of_hosts[0].len() * T::BYTES);
     let mut result = Vec::new();
@@ -409,7 +409,7 @@ fn collectives_of_all_kinds_follow_each_other_on_the_same_streams() {
 fn one_host() -> (Ring, UnixStream, UnixStream) {
     let ((to_next, next), (from_previous, previous)) = (unix_pair(), unix_pair());
     let channel = RingChannel::new(Box::new(to_next), Box::new(from_previous));
-    (Ring::new(2, 5, vec![channel], 30, 10), next, previous)
+    (Ring::new(2, 5, Neighbours { next: 30, previous: 10 }, vec![channel]), next, previous)
 }
 
 const LARGE: usize = 8 << 20;
@@ -429,7 +429,7 @@ fn a_neighbour_that_closes_midway_is_named() {
     let _ = reading.join().unwrap();
 }
 
-/// Somebody else turns out to be the reason, a little later.
+/// A watch that finds out after a while that another rank is the cause.
 struct KnowsBetter {
     looks: usize,
 }
@@ -452,7 +452,7 @@ fn the_watch_has_the_better_reason() {
     let reason = "it ran out of memory".to_string();
     assert_eq!(failure, Err(Failure::Lost { rank: 40, reason: reason.clone() }));
 
-    // And it is asked while everything stands still.
+    // It is also asked while nothing moves.
     let (mut ring, _next, _previous) = one_host();
     let failure = ring.broadcast(&mut [0; 10], 0, &mut KnowsBetter { looks: 0 }, soon());
     assert_eq!(failure, Err(Failure::Lost { rank: 40, reason }));
@@ -465,10 +465,10 @@ fn a_frozen_neighbour_is_late_at_the_deadline() {
     previous.write_all(&[1; 100]).unwrap();
     let mut data = vec![0; LARGE];
     let failure = ring.all_reduce(&mut data, &Plain::SUM, &mut AllWell, shortly());
-    // Of more than two hosts it could be any that the bytes come through.
+    // With more than two hosts it could be any host upstream.
     assert_eq!(failure, Err(Failure::Stalled { through: 10 }));
 
-    // Nothing is missing here, but the next one does not take it.
+    // Nothing is missing here, but the next host does not take it.
     let (mut ring, _next, _previous) = one_host();
     let failure = ring.broadcast(&mut data, 2, &mut AllWell, shortly());
     assert_eq!(failure, Err(Failure::Late(vec![30])));
@@ -488,7 +488,7 @@ fn an_interrupt_ends_the_exchange() {
 
 #[test]
 fn one_host_alone_needs_no_channel() {
-    let mut ring = Ring::new(0, 1, Vec::new(), 0, 0);
+    let mut ring = Ring::new(0, 1, Neighbours { next: 0, previous: 0 }, Vec::new());
     let half = Plain::<i32> { op: |a, b| a + b, finish: |sum, _| sum / 2, hosts: 1 };
     let mut data = to_bytes(&[2i32, 4, 6]);
     ring.all_reduce(&mut data, &half, &mut AllWell, soon()).unwrap();

@@ -1,7 +1,7 @@
-//! Which ranges of a heap are taken, and which are free.
+//! The allocator of a heap: which ranges are taken, and which are free.
 //!
-//! This is bookkeeping alone: it never touches the memory that it divides up, and the same calls
-//! give the same offsets in every process.
+//! Bookkeeping only: it never touches the memory, and the same calls return the same offsets in
+//! every process.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,17 +10,17 @@ pub const BLOCK_ALIGNMENT: usize = 4096;
 
 #[derive(Debug)]
 pub struct Blocks {
-    /// The size of every taken block, by offset.
+    /// Sizes of the taken blocks, by offset.
     taken: BTreeMap<usize, usize>,
     taken_bytes: usize,
-    /// The size of every free range, by offset. No two of them touch.
+    /// Sizes of the free ranges, by offset. No two of them touch.
     free: BTreeMap<usize, usize>,
     /// The same ranges as (size, offset), to find the smallest that fits.
     free_by_size: BTreeSet<(usize, usize)>,
 }
 
 impl Blocks {
-    /// A heap of `bytes` bytes of which none is taken. An end that fills no block is left alone.
+    /// An empty heap of `bytes` bytes. A tail shorter than a block stays unused.
     pub fn new(bytes: usize) -> Blocks {
         let mut blocks = Blocks {
             taken: BTreeMap::new(),
@@ -39,8 +39,7 @@ impl Blocks {
     /// No two blocks have the same offset, not even blocks of no bytes.
     pub fn take(&mut self, bytes: usize) -> Option<usize> {
         let size = bytes.max(1).checked_next_multiple_of(BLOCK_ALIGNMENT)?;
-        // The smallest range that fits, so that large ones stay whole for large blocks; of these
-        // the first.
+        // Best fit, so that large ranges stay whole for large blocks; among equals the first.
         let &(range, offset) = self.free_by_size.range((size, 0)..).next()?;
         self.remove_free(offset, range);
         if range > size {

@@ -1,11 +1,11 @@
-//! A counter in shared memory: one rank moves it on, the others look how far it has come.
+//! A counter in shared memory that one rank advances and the others read.
 //!
-//! What the owner wrote before it moved the counter is seen by whoever sees the new value. That is
-//! all that orders the memory of one rank after that of another; nothing else may.
+//! A rank that sees a value also sees everything that the owner wrote before it. Nothing else
+//! orders the memory accesses of one rank after those of another.
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// Every value is valid, so memory that is all zeros is a counter at its beginning.
+/// Every value is valid, so zeroed memory is a counter at 0.
 #[repr(transparent)]
 pub struct Counter(AtomicU64);
 
@@ -15,7 +15,7 @@ impl Counter {
         Counter(AtomicU64::new(0))
     }
 
-    /// Only the owner calls it, and never with less than before.
+    /// For the owner only, and never with less than before.
     pub fn advance_to(&self, value: u64) {
         self.0.store(value, Ordering::Release);
     }
@@ -32,8 +32,8 @@ mod model {
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
 
-    /// Two ranks swap three messages through two slots each, as the region does. loom fails if a
-    /// slot is written while the other rank may still read it.
+    /// Two ranks swap three messages through two slots each, as `SharedRegion` does. loom fails if
+    /// a slot is written while the other rank may still read it.
     #[test]
     fn two_slots_are_enough_for_swaps_in_a_row() {
         struct Rank {

@@ -1,33 +1,34 @@
-//! The event_count: how a rank sleeps until another rank of its host has got somewhere.
+//! An event count in shared memory: how a rank sleeps until another rank of its host makes progress.
 //!
-//! It lies in shared memory. A waiter looks for a while, then says that it sleeps, looks once more
-//! and sleeps on a futex; whoever changes what it looks at rings. A ring is never lost: either the
-//! notifier sees the sleeper, or the sleeper's last look sees the change. A rank that is not asleep
-//! costs the notifier one load and no system call.
+//! A waiter spins for a while, announces that it sleeps, looks once more and sleeps on a futex; a
+//! rank that changes the condition notifies it. No notification is lost: either the notifier sees
+//! the sleeper, or the sleeper's last look sees the change. Notifying a rank that is awake costs
+//! one load and no system call.
 
 use super::futex::Futex;
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{fence, relax};
 use std::time::{Duration, Instant};
 
-/// Every value is valid, so memory that is all zeros is a event_count.
+/// Every value is valid, so zeroed memory is an event count.
 #[repr(C)]
 pub struct EventCount {
+    /// Moves on with every wake-up.
     epoch: Futex,
     sleeping: AtomicU32,
 }
 
-/// How long a rank looks before it sleeps.
+/// What a rank does before it sleeps.
 #[derive(Debug, Clone, Copy)]
 pub enum SpinPolicy {
-    /// The other has a core of its own: it is worth looking for about this long.
+    /// The peer has a core of its own: spin for about this long.
     Spin(Duration),
-    /// There are more ranks than cores: the other runs only if this one does not.
+    /// There are more ranks than cores: the peer runs only if this one yields.
     Yield,
 }
 
-/// Between two looks at the clock, which costs more than a look at memory.
-const LOOKS_PER_CLOCK: u32 = 32;
+/// Spins between two readings of the clock, which cost more than a load.
+const SPINS_PER_CLOCK: u32 = 32;
 /// A yield costs about a microsecond if nobody else wants the core.
 const YIELDS: u32 = 4;
 
@@ -37,29 +38,30 @@ impl EventCount {
         EventCount { epoch: Futex::new(0), sleeping: AtomicU32::new(0) }
     }
 
-    /// Returns true once `ready` is, false if it was not within about `limit`.
+    /// Returns true once `ready` does, false after about `limit`.
     pub fn wait(&self, spin_policy: SpinPolicy, limit: Duration, ready: impl Fn() -> bool) -> bool {
-        if ready() || spin_policy.looks(&ready) {
+        if ready() || spin_policy.spin(&ready) {
             return true;
         }
         self.sleep_unless(limit, &ready)
     }
 
     fn sleep_unless(&self, limit: Duration, ready: &impl Fn() -> bool) -> bool {
-        let heard = self.epoch.load();
+        let seen = self.epoch.load();
         self.sleeping.store(1, Ordering::Relaxed);
-        // Pairs with the fence in `ring`: of "I sleep" and "it changed", one is seen by the other.
+        // Pairs with the fence in `notify`: either the notifier sees that this rank sleeps, or
+        // this rank sees the change.
         fence(Ordering::SeqCst);
         let mut is_ready = ready();
         if !is_ready {
-            self.epoch.sleep_while(heard, limit);
+            self.epoch.sleep_while(seen, limit);
             is_ready = ready();
         }
         self.sleeping.store(0, Ordering::Relaxed);
         is_ready
     }
 
-    /// Wakes the rank that this event_count belongs to, if it sleeps. Call it after the change.
+    /// Wakes the rank that waits here, if it sleeps. Call it after the change.
     pub fn notify(&self) {
         fence(Ordering::SeqCst);
         if self.sleeping.load(Ordering::Relaxed) != 0 {
@@ -71,18 +73,18 @@ impl EventCount {
 impl SpinPolicy {
     /// For `ranks` ranks on a host where this process may use `cores` cores.
     pub fn for_ranks(ranks: usize, cores: usize) -> SpinPolicy {
-        // Long enough for a peer that is at the same work; short enough to be no load.
+        // Long enough for a peer that does the same work, short enough to waste little.
         const SPIN: Duration = Duration::from_micros(40);
         if ranks <= cores { SpinPolicy::Spin(SPIN) } else { SpinPolicy::Yield }
     }
 
-    /// Looks until `ready` or until spin_policy ends.
-    fn looks(self, ready: &impl Fn() -> bool) -> bool {
+    /// Returns whether `ready` came true before it was time to sleep.
+    fn spin(self, ready: &impl Fn() -> bool) -> bool {
         match self {
             SpinPolicy::Spin(limit) => {
                 let start = Instant::now();
                 while start.elapsed() < limit {
-                    for _ in 0..LOOKS_PER_CLOCK {
+                    for _ in 0..SPINS_PER_CLOCK {
                         if ready() {
                             return true;
                         }
@@ -133,7 +135,7 @@ mod model {
     use crate::sync::atomic::AtomicU64;
     use loom::sync::Arc;
 
-    /// In the model a sleep has no limit: a ring that gets lost is a deadlock, which loom reports.
+    /// A sleep has no limit here, so a lost notification is a deadlock, which loom reports.
     #[test]
     fn no_notification_is_lost() {
         loom::model(|| {

@@ -1,12 +1,12 @@
 //! A word that a process can sleep on until another process changes it.
 //!
-//! Outside of a model it is Linux's futex, in memory that several processes share. In a model it
-//! is what the kernel promises: to look at the word and to fall asleep is one step, which no wake
-//! can fall into.
+//! Normally this is Linux's futex, in memory that processes share. In a loom model it is what the
+//! kernel promises: comparing the word and falling asleep is one atomic step.
 
 #[cfg(not(loom))]
 mod kernel {
-    use crate::transport::timespec;
+
+    use rustix::event::Timespec;
     use rustix::thread::futex::{Flags, wait, wake};
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::Duration;
@@ -24,12 +24,12 @@ mod kernel {
             self.0.load(Ordering::Acquire)
         }
 
-        /// Sleeps unless the word is no longer `value`; wakes after `limit`, or for no reason.
+        /// Sleeps if the word is still `value`; wakes after `limit`, or spuriously.
         pub fn sleep_while(&self, value: u32, limit: Duration) {
-            let limit = timespec(limit);
-            // Not private to the process: the one that wakes is another. Whatever ends the sleep,
-            // the caller looks again.
-            let _ = wait(&self.0, Flags::empty(), value, Some(&limit));
+            let limit = Timespec::try_from(limit).ok();
+            // Not FUTEX_PRIVATE: another process wakes it. The caller looks again whatever ends
+            // the sleep.
+            let _ = wait(&self.0, Flags::empty(), value, limit.as_ref());
         }
 
         pub fn bump_and_wake(&self) {

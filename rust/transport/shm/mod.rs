@@ -1,8 +1,16 @@
 //! Memory that the ranks of one host share: each has a segment, and maps those of the others.
 //!
-//! What a peer writes is never trusted further than that it stays mapped and is bounded before it
-//! is used. Nothing in here has a name in the file system, so a job that is killed leaves nothing
-//! behind.
+//! What a peer writes is bounded before it is used, and nothing else about it is trusted. Segments
+//! and sockets have no name in the file system, so a killed job leaves nothing behind.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `segment` | memory that other processes can map: a sealed memfd |
+//! | `layout` | what lies where in a segment |
+//! | `blocks`, `arena` | the heap of a segment, where tensors live |
+//! | `counter`, `futex`, `event_count` | how ranks see each other's progress, and sleep until it comes |
+//! | `region` | the segments of a host's ranks, with swaps of messages and steps in common |
+//! | `unix_link`, `fd_exchange` | how ranks give each other their segments |
 
 pub mod arena;
 pub mod blocks;
@@ -10,6 +18,7 @@ pub mod counter;
 pub mod event_count;
 pub mod fd_exchange;
 mod futex;
+pub mod layout;
 pub mod region;
 pub mod segment;
 mod unix_link;

@@ -1,61 +1,51 @@
-//! The region: the ranks of one host, each with a segment that all of them have mapped.
+//! The memory that the ranks of one host share: a segment of each rank, mapped by all of them.
 //!
-//! Every segment has a control (two counters and a event_count), two slots for messages, some slots for
-//! blocks of tensors on their way, and a heap for the tensors that live there. A rank writes into
-//! another's segment only where a collective says so, between counters that say when. No wait here
-//! is longer than its deadline, and none misses a peer's death by more than [`SLICE`].
+//! A rank writes into another's segment only where a collective says so, between counters that say
+//! when. No wait here exceeds its deadline, and a dead peer is noticed within [`CHECK_EVERY`].
 
 use super::arena::Arena;
 use super::counter::Counter;
 use super::event_count::{EventCount, SpinPolicy};
+use super::layout::{
+    BLOCK_BYTES, BLOCK_SLOTS, BLOCKS_AT, HEAP_AT, MESSAGE_BYTES, MESSAGE_SLOTS, MESSAGE_STRIDE,
+    MESSAGES_AT,
+};
 use super::segment::Segment;
+use crate::transport::slow_wait::SlowWait;
 use crate::transport::{Failure, Watch};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The longest message that ranks of one host can swap.
-pub const MESSAGE_BYTES: usize = crate::transport::frame::MAX_PAYLOAD;
-/// Blocks of tensors on their way: so many can be filled, summed or emptied at a time.
-pub const BLOCK_SLOTS: usize = 4;
-/// Small enough that blocks stay in the cache that the ranks share, large enough that a rank which
-/// has to wait for a core does not wait often. (25 MiB on 2 cores: with 128 KiB less than half as
-/// fast for 2 ranks, with 2 MiB a third slower for 4.)
-pub const BLOCK_BYTES: usize = 512 * 1024;
-
-const PAGE: usize = 4096;
-const MESSAGE_STRIDE: usize = MESSAGE_BYTES + PAGE;
-const MESSAGES_AT: usize = PAGE;
-const BLOCKS_AT: usize = MESSAGES_AT + 2 * MESSAGE_STRIDE;
-/// Where the heap begins, and the least that a segment must hold.
-pub const HEAP_AT: usize = BLOCKS_AT + BLOCK_SLOTS * BLOCK_BYTES;
-
-/// How long a rank sleeps before it looks whether its peers are still there.
-const SLICE: Duration = Duration::from_millis(50);
+/// How long a rank sleeps before it checks whether its peers are still there.
+const CHECK_EVERY: Duration = Duration::from_millis(50);
 
 /// Alone on its cache lines (processors fetch them in pairs), so that ranks do not slow each other.
 #[repr(C, align(128))]
-struct Alone<T>(T);
+struct Padded<T>(T);
 
-/// What a rank shows the others. It lies at the start of its segment.
+/// The state that a rank shows the others, at the start of its segment.
 #[repr(C)]
 struct ControlBlock {
-    posted: Alone<Counter>,
-    progress: Alone<Counter>,
-    event_count: Alone<EventCount>,
+    /// Messages posted.
+    posted: Padded<Counter>,
+    /// Steps taken.
+    progress: Padded<Counter>,
+    /// Wakes this rank.
+    wake_up: Padded<EventCount>,
     /// Over zero once the rank has given up: what it posted is void.
-    gone: Alone<Counter>,
+    gone: Padded<Counter>,
 }
 
 pub struct SharedRegion {
-    /// This rank's local_rank among the ranks of the host.
-    own: usize,
-    /// The ranks of the group that are here, ascending.
+    /// Index of this rank among the ranks of the host.
+    local_rank: usize,
+    /// The ranks of the group on this host, ascending.
     ranks: Vec<usize>,
-    /// One per local_rank.
+    /// By local rank.
     segments: Vec<Arc<Segment>>,
     arena: Arc<Arena>,
     spin_policy: SpinPolicy,
-    /// Messages posted so far, and steps taken; the same on every rank between collectives.
+    /// Messages posted and steps taken so far; equal on all ranks between collectives.
     swaps: u64,
     steps: u64,
 }
@@ -70,22 +60,22 @@ impl SharedRegion {
         if let Some((rank, peer)) = peers.iter().find(|(_, peer)| peer.bytes() < HEAP_AT) {
             return Err(format!("the memory of rank {rank} has only {} bytes", peer.bytes()));
         }
-        let mut local_ranks: Vec<_> =
+        let mut all: Vec<_> =
             peers.into_iter().map(|(rank, peer)| (rank, Arc::new(peer))).collect();
-        local_ranks.push((rank, arena.segment().clone()));
-        local_ranks.sort_by_key(|(rank, _)| *rank);
-        let (ranks, segments): (Vec<_>, Vec<_>) = local_ranks.into_iter().unzip();
-        let own = ranks.iter().position(|other| *other == rank).expect("it was put there");
+        all.push((rank, arena.segment().clone()));
+        all.sort_by_key(|(rank, _)| *rank);
+        let (ranks, segments): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+        let local_rank = ranks.iter().position(|other| *other == rank).expect("just added");
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spin_policy = SpinPolicy::for_ranks(ranks.len(), cores);
-        Ok(SharedRegion { own, ranks, segments, arena, spin_policy, swaps: 0, steps: 0 })
+        Ok(SharedRegion { local_rank, ranks, segments, arena, spin_policy, swaps: 0, steps: 0 })
     }
 
     pub fn local_rank(&self) -> usize {
-        self.own
+        self.local_rank
     }
 
-    /// The ranks of this host, by local_rank.
+    /// The ranks of this host, by local rank.
     pub fn ranks(&self) -> &[usize] {
         &self.ranks
     }
@@ -94,23 +84,23 @@ impl SharedRegion {
         &self.arena
     }
 
-    /// Shows `message` to the others of this host. They and this rank must all post before any of
-    /// them posts again but one: that is what makes two slots enough.
+    /// Shows `message` to the other ranks of this host. No rank may post twice before all others
+    /// have posted once: that is why two slots are enough.
     pub fn post(&mut self, message: &[u8]) {
         assert!(message.len() <= MESSAGE_BYTES, "a message of {} bytes", message.len());
-        let slot = self.message_slot(self.own, self.swaps);
-        // SAFETY: the slot holds MESSAGE_BYTES and a length before them. Nobody reads it now: the
+        let slot = self.message_slot(self.local_rank, self.swaps);
+        // SAFETY: the slot holds MESSAGE_BYTES and a length in front. Nobody reads it now: the
         // others have posted since the message that was here before, so they are done with it.
         unsafe {
             slot.cast::<u64>().write(message.len() as u64);
             slot.add(size_of::<u64>()).copy_from_nonoverlapping(message.as_ptr(), message.len());
         }
         self.swaps += 1;
-        self.control(self.own).posted.0.advance_to(self.swaps);
+        self.control(self.local_rank).posted.0.advance_to(self.swaps);
         self.notify_others();
     }
 
-    /// Waits for the others' messages and puts each where its rank is in `inbox`.
+    /// Waits for the messages of the others and puts each into `inbox` at its rank.
     pub fn collect(
         &self,
         inbox: &mut [Vec<u8>],
@@ -120,17 +110,16 @@ impl SharedRegion {
         self.wait(watch, deadline, |local_rank| {
             self.control(local_rank).posted.0.has_reached(self.swaps)
         })?;
-        if (0..self.ranks.len()).any(|local_rank| self.control(local_rank).gone.0.has_reached(1)) {
+        let has_gone = |local_rank| self.control(local_rank).gone.0.has_reached(1);
+        if (0..self.ranks.len()).any(has_gone) {
             watch.check()?;
         }
-        for (local_rank, rank) in
-            self.ranks.iter().enumerate().filter(|(local_rank, _)| *local_rank != self.own)
-        {
+        for local_rank in self.others() {
             let slot = self.message_slot(local_rank, self.swaps - 1);
-            let message = &mut inbox[*rank];
+            let message = &mut inbox[self.ranks[local_rank]];
             message.clear();
-            // SAFETY: the owner wrote it before the counter said so, and writes this slot again
-            // only after this rank has posted once more. A length is bounded before it is used.
+            // SAFETY: the owner wrote it before it moved the counter, and reuses this slot only
+            // after this rank has posted again. The length is bounded before it is used.
             unsafe {
                 let bytes = (slot.cast::<u64>().read() as usize).min(MESSAGE_BYTES);
                 message.reserve(bytes);
@@ -141,9 +130,9 @@ impl SharedRegion {
         Ok(())
     }
 
-    /// Says that this rank takes part in nothing any more, not even in what it has posted.
+    /// Declares that this rank takes no further part, not even in what it has posted.
     pub fn give_up(&self) {
-        self.control(self.own).gone.0.advance_to(1);
+        self.control(self.local_rank).gone.0.advance_to(1);
     }
 
     /// How many steps the ranks have taken together. A collective counts from here.
@@ -151,10 +140,10 @@ impl SharedRegion {
         self.steps
     }
 
-    /// Says that this rank has taken one step more.
+    /// Declares that this rank has taken one more step.
     pub fn step(&mut self) {
         self.steps += 1;
-        self.control(self.own).progress.0.advance_to(self.steps);
+        self.control(self.local_rank).progress.0.advance_to(self.steps);
         self.notify_others();
     }
 
@@ -170,14 +159,14 @@ impl SharedRegion {
         })
     }
 
-    /// The memory of a block on its way: BLOCK_BYTES of the segment of `local_rank`.
+    /// The slot for block `number` of a tensor: BLOCK_BYTES in the segment of `local_rank`.
     pub fn block(&self, local_rank: usize, number: usize) -> *mut u8 {
         let offset = BLOCKS_AT + (number % BLOCK_SLOTS) * BLOCK_BYTES;
-        // SAFETY: within the segment, whose size was checked when it was made or adopted.
+        // SAFETY: within the segment, whose size was checked when it was created or adopted.
         unsafe { self.segments[local_rank].base().add(offset) }
     }
 
-    /// The memory of a tensor in the heap of `local_rank`, if those bytes are there.
+    /// A tensor in the heap of `local_rank`; `None` if these bytes are not all there.
     pub fn tensor(&self, local_rank: usize, offset: u64, bytes: usize) -> Option<*mut u8> {
         let segment = &self.segments[local_rank];
         let start = usize::try_from(offset).ok().filter(|start| *start >= HEAP_AT)?;
@@ -186,71 +175,74 @@ impl SharedRegion {
         (end <= segment.bytes()).then(|| unsafe { segment.base().add(start) })
     }
 
+    /// Waits until `has_arrived` is true of all other local ranks.
     fn wait(
         &self,
         watch: &mut dyn Watch,
         deadline: Instant,
-        has_come: impl Fn(usize) -> bool,
+        has_arrived: impl Fn(usize) -> bool,
     ) -> Result<(), Failure> {
-        let local_ranks = 0..self.ranks.len();
-        let all_have_come =
-            || local_ranks.clone().all(|local_rank| local_rank == self.own || has_come(local_rank));
-        let event_count = &self.control(self.own).event_count.0;
-        let mut next_look = Instant::now() + SLICE;
+        let all_arrived = || self.others().all(&has_arrived);
+        let missing = || self.others().filter(|local_rank| !has_arrived(*local_rank));
+        let missing_ranks = || missing().map(|local_rank| self.ranks[local_rank]).collect();
+        let wake_up = &self.control(self.local_rank).wake_up.0;
+        let mut slow = SlowWait::start();
+        let mut next_check = Instant::now() + CHECK_EVERY;
         loop {
             let now = Instant::now();
             let left = deadline.saturating_duration_since(now);
-            let until_look = next_look.saturating_duration_since(now);
-            if event_count.wait(self.spin_policy, left.min(until_look), all_have_come) {
+            let until_check = next_check.saturating_duration_since(now);
+            if wake_up.wait(self.spin_policy, left.min(until_check), all_arrived) {
+                slow.end();
                 return Ok(());
             }
-            // Woken by a rank that is not the last one: there is nothing else to see yet.
+            // Woken by a rank that is not the last one: nothing else to look at yet.
             let now = Instant::now();
-            if now < next_look && now < deadline {
+            if now < next_check && now < deadline {
                 continue;
             }
-            next_look = now + SLICE;
+            next_check = now + CHECK_EVERY;
+            slow.check(missing_ranks);
             let mut failure = watch.check().err();
-            let missing = |local_rank: &usize| *local_rank != self.own && !has_come(*local_rank);
             if failure.is_none() {
-                let gone = local_ranks.clone().filter(missing).find_map(|local_rank| {
+                failure = missing().find_map(|local_rank| {
                     let rank = self.ranks[local_rank];
                     watch.left(rank).map(|reason| Failure::Lost { rank, reason })
                 });
-                failure = gone;
             }
             if failure.is_none() && now >= deadline {
-                let late = local_ranks
-                    .clone()
-                    .filter(missing)
-                    .map(|local_rank| self.ranks[local_rank])
-                    .collect();
-                failure = Some(Failure::Late(late));
+                failure = Some(Failure::Late(missing_ranks()));
             }
-            // Once more: a rank may have done its part and then left, while this one looked.
+            // Look again: a rank may have done its part and then left in the meantime.
             match failure {
-                Some(_) if all_have_come() => return Ok(()),
+                Some(_) if all_arrived() => return Ok(()),
                 Some(failure) => return Err(failure),
                 None => {}
             }
         }
     }
 
+    /// The other local ranks.
+    fn others(&self) -> impl Iterator<Item = usize> {
+        let own = self.local_rank;
+        (0..self.ranks.len()).filter(move |local_rank| *local_rank != own)
+    }
+
     fn notify_others(&self) {
-        for local_rank in (0..self.ranks.len()).filter(|local_rank| *local_rank != self.own) {
-            self.control(local_rank).event_count.0.notify();
+        for local_rank in self.others() {
+            self.control(local_rank).wake_up.0.notify();
         }
     }
 
     fn control(&self, local_rank: usize) -> &ControlBlock {
-        // SAFETY: every segment begins with a control, which only holds atomics that are valid
-        // whatever their value, and lives as long as the segment.
+        // SAFETY: every segment begins with a control block, which consists of atomics that are
+        // valid whatever their value, and lives as long as the segment.
         unsafe { &*self.segments[local_rank].base().cast::<ControlBlock>() }
     }
 
     fn message_slot(&self, local_rank: usize, number: u64) -> *mut u8 {
-        let offset = MESSAGES_AT + (number % 2) as usize * MESSAGE_STRIDE;
-        // SAFETY: within the segment, whose size was checked when it was made or adopted.
+        let offset = MESSAGES_AT + (number % MESSAGE_SLOTS as u64) as usize * MESSAGE_STRIDE;
+        // SAFETY: within the segment, whose size was checked when it was created or adopted.
         unsafe { self.segments[local_rank].base().add(offset) }
     }
 }

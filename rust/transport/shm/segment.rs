@@ -1,8 +1,8 @@
-//! The segment: a range of memory that other processes can map as well.
+//! A segment: memory that other processes can map as well.
 //!
-//! It is a memfd, sealed so that nobody can change its size: a mapping whose file shrinks kills
-//! the process that reads it. A segment is never adopted from a peer without these seals. It takes
-//! address space for all of its bytes, and memory only for the pages that were touched.
+//! It is a memfd, sealed so that nobody can resize it: reading a mapping whose file has shrunk
+//! kills the process, so a segment without these seals must never be adopted. It takes address
+//! space for all of its bytes, but memory only for pages that were touched.
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
@@ -12,34 +12,34 @@ use std::io::{Error, ErrorKind, Result};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
-/// What keeps the size as it is, the last one by keeping the seals.
+/// They fix the size; the last one fixes the seals.
 const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 #[derive(Debug)]
 pub struct Segment {
     base: NonNull<u8>,
     bytes: usize,
-    /// The memfd, of a segment that was created here. What was adopted needs it no more.
+    /// The memfd of a segment that was created here. An adopted one is only mapped.
     memory: Option<OwnedFd>,
-    /// The process that mapped it, whose mapping it is.
+    /// The process that mapped it.
     process: u32,
 }
 
-// SAFETY: the mapping is the segment's own until it is dropped, whichever thread does that. The
-// methods only give out its address and ask the system about its pages; whoever reads or writes
-// there uses raw pointers and answers for the order.
+// SAFETY: the segment owns the mapping until it is dropped, on whichever thread. Its methods only
+// return the address and make system calls about the pages; code that reads or writes there uses
+// raw pointers and is responsible for the order.
 unsafe impl Send for Segment {}
 // SAFETY: as above; no method changes anything in the segment itself.
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// New memory of at least `bytes` bytes, all zeros. `name` is for people who look into /proc.
+    /// New zeroed memory of at least `bytes` bytes. `name` shows up in /proc.
     pub fn create(name: &str, bytes: usize) -> Result<Segment> {
         let bytes = bytes
             .checked_next_multiple_of(rustix::param::page_size())
             .ok_or_else(|| Error::new(ErrorKind::InvalidInput, "more bytes than there can be"))?;
         let memory = new_memfd(name).map_err(|errno| failed("memfd_create failed", errno))?;
-        // Past this limit the system does not only refuse, it sends a signal that ends the process.
+        // Past this limit ftruncate does not just fail, it raises SIGXFSZ, which kills the process.
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| bytes as u64 > limit) {
             let reason = format!("{bytes} bytes are over the limit for a file's size (ulimit -f)");
             return Err(Error::new(ErrorKind::FileTooLarge, reason));
@@ -61,13 +61,13 @@ impl Segment {
             let reason = "the descriptor is not a memfd that is sealed against resizing";
             return Err(Error::new(ErrorKind::InvalidData, reason));
         }
-        // After the seals: before, it could have changed.
+        // After checking the seals: before, the size could still change.
         let size = rustix::fs::fstat(&memory)
             .map_err(|errno| failed("the size of the memfd is not known", errno))?
             .st_size;
         let bytes = usize::try_from(size).map_err(Error::other)?;
         let segment = Segment::map(&memory, bytes)?;
-        // A forked child is no rank: it has no business in the memory of others.
+        // A forked child is no rank and must not touch the memory of peers.
         // SAFETY: the range is the mapping just made, which nobody else knows of yet.
         unsafe { rustix::mm::madvise(segment.base().cast(), bytes, Advice::LinuxDontFork) }
             .map_err(|errno| failed("keeping the memory from forked children failed", errno))?;
@@ -77,8 +77,8 @@ impl Segment {
     fn map(memory: &OwnedFd, bytes: usize) -> Result<Segment> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-        // SAFETY: without a wished address the system chooses a free one, so no memory that is in
-        // use is replaced.
+        // SAFETY: with a null address the system picks a free range, so no other mapping is
+        // replaced.
         let base =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, access, flags, memory, 0) }
                 .map_err(|errno| failed(&format!("mapping {bytes} bytes failed"), errno))?;
@@ -86,7 +86,7 @@ impl Segment {
         Ok(Segment { base, bytes, memory: None, process: std::process::id() })
     }
 
-    /// Where it begins in this process, aligned to a page. Other processes see it elsewhere.
+    /// Where it begins in this process, page-aligned. Other processes map it elsewhere.
     pub fn base(&self) -> *mut u8 {
         self.base.as_ptr()
     }
@@ -95,7 +95,7 @@ impl Segment {
         self.bytes
     }
 
-    /// What a peer needs to adopt it, if it was created here.
+    /// The descriptor with which a peer can adopt it, if it was created here.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.memory.as_ref().map(OwnedFd::as_fd)
     }
@@ -105,8 +105,8 @@ impl Segment {
         std::process::id() != self.process
     }
 
-    /// Gives the pages of a range back to the system, for everyone who maps it: they read as zeros
-    /// and cost nothing until they are touched again. Part of a page is zeroed and kept.
+    /// Gives the pages of a range back to the system, in all processes: they read as zeros and
+    /// cost nothing until they are touched again. A partial page is zeroed and kept.
     pub fn release(&self, offset: usize, bytes: usize) -> Result<()> {
         if !self.contains(offset, bytes) {
             let reason = format!("{bytes} bytes at {offset} are not within {} bytes", self.bytes);
@@ -125,18 +125,18 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // A forked child did not inherit a peer's mapping: there may be something else by now.
+        // A forked child does not inherit an adopted mapping: something else may be there by now.
         if self.is_inherited() {
             return;
         }
-        // SAFETY: the range is the mapping that `map` made in this process. The segment is gone
-        // with it; who kept its address has no leave to use it.
+        // SAFETY: the range is the mapping that `map` made in this process, and the segment ends
+        // here, so its address must no longer be used.
         let _ = unsafe { rustix::mm::munmap(self.base().cast(), self.bytes) };
     }
 }
 
-/// An empty memfd that can be sealed, and not executed where the system can say so: some systems
-/// refuse any other.
+/// An empty memfd that can be sealed, and not executed where the kernel knows that flag: some
+/// systems refuse executable ones.
 fn new_memfd(name: &str) -> rustix::io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
@@ -250,7 +250,7 @@ mod tests {
         assert!(resident(&own) <= cost - 10 * PAGE, "{} of {cost}", resident(&own));
         assert_eq!((read(&own, 50 * GIB), read(&theirs, 50 * GIB)), (0, 0));
         assert_eq!(read(&theirs, 64 * GIB - 1), 1);
-        // Only who created it can give its pages back.
+        // Only its creator can give pages back.
         theirs.release(0, 64 * GIB).unwrap();
         assert_eq!(read(&own, 64 * GIB - 1), 1);
         own.release(0, 64 * GIB).unwrap();

@@ -1,9 +1,9 @@
-//! A line: one connection between two ranks of a host, over which a descriptor can be passed.
+//! A Unix socket between two ranks of a host, over which they pass descriptors.
 //!
-//! It never waits past its deadline or past an interrupt, whatever the other end does or does not
-//! send, and it keeps no descriptor that was not asked for.
+//! It never waits past its deadline or past an interrupt, whatever the other end does, and closes
+//! every descriptor that was not asked for.
 
-use super::super::interrupt::Interrupt;
+use crate::transport::interrupt::Interrupt;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -15,22 +15,22 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// How long one may wait: until a moment, or until one of these is raised.
+/// How long a wait may take: until a deadline, or until one of these interrupts is raised.
 #[derive(Debug, Clone, Copy)]
-pub struct Bounds<'a> {
-    pub until: Instant,
+pub struct WaitBounds<'a> {
+    pub deadline: Instant,
     pub interrupts: &'a [&'a Interrupt],
 }
 
 #[derive(Debug)]
 pub struct UnixLink<'a> {
     stream: OwnedFd,
-    bounds: Bounds<'a>,
+    bounds: WaitBounds<'a>,
 }
 
 impl<'a> UnixLink<'a> {
-    /// Calls the abstract socket `name`. A full one is an error: calling again is the caller's.
-    pub fn call(name: &str, bounds: Bounds<'a>) -> Result<UnixLink<'a>> {
+    /// Connects to the abstract socket `name`. Does not retry, not even if its backlog is full.
+    pub fn connect(name: &str, bounds: WaitBounds<'a>) -> Result<UnixLink<'a>> {
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let stream =
@@ -45,19 +45,19 @@ impl<'a> UnixLink<'a> {
         }
     }
 
-    /// The line of somebody who called. `stream` does not block.
-    pub fn answer(stream: OwnedFd, bounds: Bounds<'a>) -> UnixLink<'a> {
+    /// A connection that was accepted. `stream` must be non-blocking.
+    pub fn accepted(stream: OwnedFd, bounds: WaitBounds<'a>) -> UnixLink<'a> {
         UnixLink { stream, bounds }
     }
 
-    /// Gives the other end a descriptor for the same thing.
-    pub fn pass(&mut self, descriptor: BorrowedFd<'_>) -> Result<()> {
+    /// Passes a duplicate of `descriptor` to the other end.
+    pub fn send_fd(&mut self, descriptor: BorrowedFd<'_>) -> Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let descriptors = [descriptor];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        // There is room: the space was made for it.
+        // The space is large enough for one.
         control.push(SendAncillaryMessage::ScmRights(&descriptors));
-        // Descriptors travel only with data.
+        // Descriptors can only be sent along with data.
         let byte = [IoSlice::new(&[0])];
         self.retry(PollFlags::OUT, |stream| {
             rustix::net::sendmsg(stream, &byte, &mut control, SendFlags::NOSIGNAL)
@@ -65,9 +65,9 @@ impl<'a> UnixLink<'a> {
         Ok(())
     }
 
-    /// The one descriptor that the other end passes.
-    pub fn take_passed(&mut self) -> Result<OwnedFd> {
-        // The system rounds the space up to two anyway, so a second one must be looked for.
+    /// Receives the one descriptor that the other end passes.
+    pub fn receive_fd(&mut self) -> Result<OwnedFd> {
+        // The kernel rounds the space up to two anyway, so look for a second one.
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut byte = [0];
@@ -93,7 +93,7 @@ impl<'a> UnixLink<'a> {
         }
     }
 
-    /// Tries again, whenever the stream has become ready, until it does not have to wait.
+    /// Repeats `attempt` whenever the stream is ready, until it does not block.
     fn retry<T>(
         &self,
         ready: PollFlags,
@@ -130,26 +130,25 @@ impl Write for UnixLink<'_> {
     }
 }
 
-impl Bounds<'_> {
-    /// An error says that the bounds is at its end, and why.
+impl WaitBounds<'_> {
+    /// Errors on deadline or interrupt.
     pub fn check(&self) -> Result<()> {
-        // Not of the kind `Interrupted`, after which everyone tries again.
+        // Not `ErrorKind::Interrupted`, which means "try again".
         if self.interrupts.iter().any(|interrupt| interrupt.is_raised()) {
             return Err(Error::new(ErrorKind::ConnectionAborted, "the group was aborted"));
         }
-        if Instant::now() >= self.until {
+        if Instant::now() >= self.deadline {
             return Err(Error::new(ErrorKind::TimedOut, "the deadline came first"));
         }
         Ok(())
     }
 
-    /// Sleeps until `socket` may be ready, for `limit` at most, and for no longer than bounds
-    /// lasts.
+    /// Sleeps until `socket` may be ready, for `limit` at most and within these bounds.
     pub fn wait(&self, socket: &impl AsFd, ready: PollFlags, limit: Duration) {
         self.sleep(Some((socket.as_fd(), ready)), limit);
     }
 
-    /// Sleeps for `limit`, and for no longer than bounds lasts.
+    /// Sleeps for `limit`, within these bounds.
     pub fn pause(&self, limit: Duration) {
         self.sleep(None, limit);
     }
@@ -160,9 +159,9 @@ impl Bounds<'_> {
             .chain(socket)
             .map(|(descriptor, ready)| PollFd::from_borrowed_fd(descriptor, ready))
             .collect();
-        let left = self.until.saturating_duration_since(Instant::now()).min(limit);
-        // A time too long to be said is no limit. An error (a signal, say) only means another
-        // round of the caller's loop.
+        let left = self.deadline.saturating_duration_since(Instant::now()).min(limit);
+        // A time too long for a Timespec is no limit. After an error (a signal, say) the caller's
+        // loop comes back here.
         let _ = poll(&mut waits, Timespec::try_from(left).ok().as_ref());
     }
 }
@@ -176,14 +175,14 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixStream;
 
-    fn soon() -> Bounds<'static> {
-        Bounds { until: Instant::now() + Duration::from_secs(20), interrupts: &[] }
+    fn soon() -> WaitBounds<'static> {
+        WaitBounds { deadline: Instant::now() + Duration::from_secs(20), interrupts: &[] }
     }
 
-    fn lines<'a>(bounds: Bounds<'a>) -> (UnixStream, UnixLink<'a>) {
+    fn links<'a>(bounds: WaitBounds<'a>) -> (UnixStream, UnixLink<'a>) {
         let (other, own) = UnixStream::pair().unwrap();
         own.set_nonblocking(true).unwrap();
-        (other, UnixLink::answer(own.into(), bounds))
+        (other, UnixLink::accepted(own.into(), bounds))
     }
 
     fn send(stream: &UnixStream, descriptors: &[BorrowedFd<'_>]) {
@@ -198,11 +197,11 @@ mod tests {
 
     #[test]
     fn a_descriptor_comes_through_and_stays_in_this_program() {
-        let (other, mut own) = lines(soon());
+        let (other, mut own) = links(soon());
         let (mut left, right) = UnixStream::pair().unwrap();
-        let mut theirs = UnixLink::answer(other.into(), soon());
-        theirs.pass(right.as_fd()).unwrap();
-        let passed = own.take_passed().unwrap();
+        let mut theirs = UnixLink::accepted(other.into(), soon());
+        theirs.send_fd(right.as_fd()).unwrap();
+        let passed = own.receive_fd().unwrap();
         let flags = rustix::io::fcntl_getfd(&passed).unwrap();
         assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
         left.write_all(b"x").unwrap();
@@ -212,11 +211,11 @@ mod tests {
     #[test]
     fn none_or_more_than_one_is_refused_and_kept_open_nowhere() {
         for count in [0, 2, 3, 9] {
-            let (other, mut own) = lines(soon());
+            let (other, mut own) = links(soon());
             let (left, right) = UnixStream::pair().unwrap();
             send(&other, &vec![right.as_fd(); count]);
             drop(right);
-            let error = own.take_passed().unwrap_err();
+            let error = own.receive_fd().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{count}: {error}");
             // The end of the stream shows that nobody has its other end any more.
             assert_eq!((&left).read(&mut [0; 1]).unwrap(), 0);
@@ -225,20 +224,22 @@ mod tests {
 
     #[test]
     fn an_end_is_told_from_silence() {
-        let (other, mut own) = lines(soon());
+        let (other, mut own) = links(soon());
         drop(other);
-        assert_eq!(own.take_passed().unwrap_err().kind(), ErrorKind::UnexpectedEof);
-        let (_silent, mut own) =
-            lines(Bounds { until: Instant::now() + Duration::from_millis(30), interrupts: &[] });
-        assert_eq!(own.take_passed().unwrap_err().kind(), ErrorKind::TimedOut);
+        assert_eq!(own.receive_fd().unwrap_err().kind(), ErrorKind::UnexpectedEof);
+        let (_silent, mut own) = links(WaitBounds {
+            deadline: Instant::now() + Duration::from_millis(30),
+            interrupts: &[],
+        });
+        assert_eq!(own.receive_fd().unwrap_err().kind(), ErrorKind::TimedOut);
     }
 
     #[test]
     fn an_interrupt_ends_a_wait() {
         let interrupt = Interrupt::new().unwrap();
         let interrupts = [&interrupt];
-        let bounds = Bounds { interrupts: &interrupts, ..soon() };
-        let (_silent, mut own) = lines(bounds);
+        let bounds = WaitBounds { interrupts: &interrupts, ..soon() };
+        let (_silent, mut own) = links(bounds);
         std::thread::scope(|scope| {
             let reading = scope.spawn(move || own.read_exact(&mut [0; 1]).unwrap_err());
             std::thread::sleep(Duration::from_millis(20));
@@ -250,7 +251,7 @@ mod tests {
 
     #[test]
     fn a_socket_that_nobody_has_is_said_to_be_out_of_reach() {
-        let error = UnixLink::call("gflow-nobody-has-this", soon()).unwrap_err();
+        let error = UnixLink::connect("gflow-nobody-has-this", soon()).unwrap_err();
         assert!(error.to_string().contains("network namespace"), "{error}");
     }
 }

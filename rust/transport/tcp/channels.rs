@@ -1,10 +1,9 @@
 //! Channels: the connections of one rank to its neighbours in a ring of hosts.
 
-use super::ConnectError;
-use super::connector::Connector;
+use super::connector::{ConnectError, Connector};
 use std::net::TcpStream;
 
-/// One connection out and one in: between two hosts both directions of a link are in use.
+/// One connection out and one in, so that both directions of a link are in use between two hosts.
 pub struct ChannelSockets {
     pub to_next: TcpStream,
     pub from_previous: TcpStream,
@@ -17,7 +16,7 @@ pub fn connect(
     previous: usize,
     count: usize,
 ) -> Result<Vec<ChannelSockets>, ConnectError> {
-    // RingChannel 0 is the mesh.
+    // Channel 0 is the mesh.
     let numbers = 1..=count as u32;
     let outgoing: Vec<_> =
         numbers.clone().map(|channel| connector.reach(next, channel)).collect::<Result<_, _>>()?;

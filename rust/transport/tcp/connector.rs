@@ -1,10 +1,9 @@
-//! The connector: where connections come in, and who may come in.
+//! The connector: makes and accepts the TCP connections of one rank while its group is built.
 //!
-//! Whoever connects proves the group's key first; anybody else is dropped without harm. Ranks come
-//! in any order and for several purposes, also while this rank is busy reaching others, so a
-//! thread lets them in, and who comes early waits until it is asked for.
+//! A connection counts only once its peer has proved the group's key; any other is dropped. Ranks
+//! connect in any order and for several purposes, while this rank may be busy reaching others. So a
+//! thread accepts them, and early ones wait until they are asked for.
 
-use super::ConnectError;
 use crate::transport::handshake::{self, Caller, HANDSHAKE_LIMIT, Key, RETRY_PAUSE};
 use crate::transport::interrupt::Interrupt;
 use crate::transport::socket::prepare;
@@ -17,11 +16,18 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// How late an interrupt may be noticed while ranks are awaited.
+/// How late an interrupt may be noticed during a wait for ranks.
 const INTERRUPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// A socket that other ranks can connect to. Made before the rendezvous, so that its address
-/// can be published.
+/// Why connections could not be made: with whom, and what happened last.
+#[derive(Debug)]
+pub struct ConnectError {
+    pub missing: Vec<usize>,
+    pub last: String,
+}
+
+/// A socket that other ranks can connect to. Opened before the rendezvous, so that its address can
+/// be published.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
@@ -42,94 +48,116 @@ impl Listener {
     }
 }
 
-type Greeted = std::io::Result<(Caller, TcpStream)>;
+/// What a rank needs to know to connect with its group.
+#[derive(Clone)]
+pub struct ConnectorConfig {
+    pub rank: usize,
+    /// By rank.
+    pub addresses: Vec<SocketAddr>,
+    pub key: Key,
+    pub deadline: Instant,
+    pub interrupt: Arc<Interrupt>,
+}
 
-/// One rank while it makes its connections.
+/// The outcome of a handshake with a peer that connected.
+type Accepted = std::io::Result<(Caller, TcpStream)>;
+
 pub struct Connector {
-    rank: usize,
-    /// Of all ranks, in order.
-    addresses: Vec<SocketAddr>,
-    key: Key,
-    deadline: Instant,
-    interrupt: Arc<Interrupt>,
-    greeted: Receiver<Greeted>,
-    waiting: HashMap<Caller, TcpStream>,
-    /// What happened last that was not what was hoped for.
+    config: ConnectorConfig,
+    accepted: Receiver<Accepted>,
+    /// Connections that nobody has asked for yet.
+    early: HashMap<Caller, TcpStream>,
+    /// What went wrong last, for the error message.
     last: String,
-    /// Tells the thread at the door that nobody else is expected.
+    /// Stops the acceptor.
     closing: Arc<Interrupt>,
 }
 
-/// The thread that lets callers in.
+/// The thread that accepts connections.
 struct Acceptor {
     listener: Listener,
     rank: usize,
     key: Key,
-    greeted: Sender<Greeted>,
+    accepted: Sender<Accepted>,
     closing: Arc<Interrupt>,
 }
 
 impl Connector {
-    pub fn open(
-        listener: Listener,
-        rank: usize,
-        addresses: Vec<SocketAddr>,
-        key: Key,
-        deadline: Instant,
-        interrupt: Arc<Interrupt>,
-    ) -> std::io::Result<Connector> {
-        let last = "nobody connected".to_string();
-        let waiting = HashMap::new();
-        let (sender, greeted) = channel();
+    /// Starts to accept connections at `listener`.
+    pub fn open(listener: Listener, config: ConnectorConfig) -> std::io::Result<Connector> {
+        let (sender, accepted) = channel();
         let closing = Arc::new(Interrupt::new()?);
-        let doorman = Acceptor { listener, rank, key, greeted: sender, closing: closing.clone() };
-        std::thread::Builder::new().name("gflow-door".into()).spawn(move || doorman.serve())?;
-        Ok(Connector { rank, addresses, key, deadline, interrupt, greeted, waiting, last, closing })
+        let acceptor = Acceptor {
+            listener,
+            rank: config.rank,
+            key: config.key,
+            accepted: sender,
+            closing: closing.clone(),
+        };
+        let thread = std::thread::Builder::new().name("gflow-accept".into());
+        thread.spawn(move || acceptor.serve())?;
+        let last = "nobody connected".to_string();
+        Ok(Connector { config, accepted, early: HashMap::new(), last, closing })
+    }
+
+    pub fn config(&self) -> &ConnectorConfig {
+        &self.config
     }
 
     pub fn rank(&self) -> usize {
-        self.rank
+        self.config.rank
     }
 
     pub fn size(&self) -> usize {
-        self.addresses.len()
+        self.config.addresses.len()
     }
 
-    pub fn interrupt(&self) -> &Arc<Interrupt> {
-        &self.interrupt
-    }
-
-    /// Connects to `peer`, again and again until the deadline: it may not listen yet.
+    /// Connects to `peer`. Retries until the deadline, since it may not listen yet.
     pub fn reach(&self, peer: usize, channel: u32) -> Result<TcpStream, ConnectError> {
-        let address = self.addresses[peer];
-        let own = Caller { rank: self.rank as u32, channel };
-        loop {
-            let left = self.deadline.saturating_duration_since(Instant::now());
+        let ConnectorConfig { rank, addresses, key, deadline, interrupt } = &self.config;
+        let address = addresses[peer];
+        let own = Caller { rank: *rank as u32, channel };
+        let start = Instant::now();
+        for retries in 0.. {
+            let left = deadline.saturating_duration_since(Instant::now());
             let limit = left.clamp(Duration::from_millis(1), HANDSHAKE_LIMIT);
             let attempt = TcpStream::connect_timeout(&address, limit).and_then(|mut stream| {
                 stream.set_read_timeout(Some(limit))?;
                 stream.set_write_timeout(Some(limit))?;
-                handshake::connect(&mut stream, &self.key, own, peer as u32)?;
+                handshake::connect(&mut stream, key, own, peer as u32)?;
                 prepare(&stream)?;
                 Ok(stream)
             });
             match attempt {
-                Ok(stream) => return Ok(stream),
+                Ok(stream) => {
+                    log::debug!(
+                        "connected to rank {peer} at {address}, channel {channel}, in {:.1} ms \
+                         with {retries} retries",
+                        start.elapsed().as_secs_f64() * 1e3
+                    );
+                    return Ok(stream);
+                }
                 Err(error)
-                    if Instant::now() + RETRY_PAUSE >= self.deadline
-                        || self.interrupt.is_raised()
-                        // It listens, and has another key: that does not change.
+                    if Instant::now() + RETRY_PAUSE >= *deadline
+                        || interrupt.is_raised()
+                        // It listens, and has another key: that will not change.
                         || error.kind() == ErrorKind::PermissionDenied =>
                 {
                     let last = format!("{address}: {error}");
                     return Err(ConnectError { missing: vec![peer], last });
                 }
-                Err(_) => std::thread::sleep(RETRY_PAUSE),
+                Err(error) => {
+                    if retries == 0 {
+                        log::debug!("rank {peer} at {address} cannot be reached yet: {error}");
+                    }
+                    std::thread::sleep(RETRY_PAUSE);
+                }
             }
         }
+        unreachable!("the loop ends at the deadline")
     }
 
-    /// The connections that `wanted` ranks make to this one for `channel`, in that order.
+    /// The connections of the ranks `wanted` to this one for `channel`, in that order.
     pub fn receive(
         &mut self,
         wanted: &[usize],
@@ -139,20 +167,20 @@ impl Connector {
         loop {
             let missing: Vec<_> = wanted
                 .iter()
-                .filter(|rank| !self.waiting.contains_key(&caller(rank)))
+                .filter(|rank| !self.early.contains_key(&caller(rank)))
                 .copied()
                 .collect();
             if missing.is_empty() {
-                let streams = wanted.iter().map(|rank| self.waiting.remove(&caller(rank)));
+                let streams = wanted.iter().map(|rank| self.early.remove(&caller(rank)));
                 return Ok(streams.map(|stream| stream.expect("none is missing")).collect());
             }
-            let left = self.deadline.saturating_duration_since(Instant::now());
-            if self.interrupt.is_raised() || left.is_zero() {
+            let left = self.config.deadline.saturating_duration_since(Instant::now());
+            if self.config.interrupt.is_raised() || left.is_zero() {
                 return Err(ConnectError { missing, last: self.last.clone() });
             }
-            match self.greeted.recv_timeout(left.min(INTERRUPT_PAUSE)) {
-                // Only a holder of the key gets here; who comes twice is a bug or a restart.
-                Ok(Ok((caller, stream))) => drop(self.waiting.entry(caller).or_insert(stream)),
+            match self.accepted.recv_timeout(left.min(INTERRUPT_PAUSE)) {
+                // It holds the key, so a second connection is a bug or a restart.
+                Ok(Ok((caller, stream))) => drop(self.early.entry(caller).or_insert(stream)),
                 Ok(Err(error)) => self.last = format!("somebody connected, but {error}"),
                 Err(_) => {}
             }
@@ -170,7 +198,7 @@ impl Acceptor {
     fn serve(self) {
         while !self.closing.is_raised() {
             match self.listener.socket.accept() {
-                Ok((stream, _)) => self.begin_handshake(stream),
+                Ok((stream, address)) => self.start_handshake(stream, address),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     let mut waits = [
                         PollFd::new(&self.listener.socket, PollFlags::IN),
@@ -179,30 +207,37 @@ impl Acceptor {
                     let _ = poll(&mut waits, None);
                 }
                 Err(error) => {
-                    // Out of descriptors, say: it may pass, and must not be asked in a spin.
-                    let _ = self.greeted.send(Err(error));
+                    // Out of descriptors, say. It may pass; until then, do not spin.
+                    log::warn!("cannot accept connections: {error}");
+                    let _ = self.accepted.send(Err(error));
                     std::thread::sleep(RETRY_PAUSE);
                 }
             }
         }
     }
 
-    /// Each handshake has a thread of its own: a stranger that connects and says nothing must not
-    /// hold up a rank.
-    fn begin_handshake(&self, mut stream: TcpStream) {
-        let (key, own, arrived) = (self.key, self.rank as u32, self.greeted.clone());
+    /// Each handshake has a thread of its own, so a stranger that connects and says nothing holds
+    /// up nobody.
+    fn start_handshake(&self, mut stream: TcpStream, address: SocketAddr) {
+        let (key, own, accepted) = (self.key, self.rank as u32, self.accepted.clone());
         let shake = move || {
-            let greeted = stream
+            let outcome = stream
                 .set_nonblocking(false)
                 .and_then(|()| stream.set_read_timeout(Some(HANDSHAKE_LIMIT)))
                 .and_then(|()| stream.set_write_timeout(Some(HANDSHAKE_LIMIT)))
                 .and_then(|()| handshake::accept(&mut stream, &key, own))
                 .and_then(|caller| prepare(&stream).map(|()| caller));
-            // Whoever fails is dropped with its socket; the job goes on waiting for its own ranks.
-            let _ = arrived.send(greeted.map(|caller| (caller, stream)));
+            match &outcome {
+                Ok(Caller { rank, channel }) => {
+                    log::debug!("accepted rank {rank} from {address}, channel {channel}");
+                }
+                Err(error) => log::info!("refused a connection from {address}: {error}"),
+            }
+            // If it failed, the socket is dropped and the wait for the ranks goes on.
+            let _ = accepted.send(outcome.map(|caller| (caller, stream)));
         };
-        // With no thread to be had the connection is dropped, and the peer tries again.
-        let _ = std::thread::Builder::new().name("gflow-greet".into()).spawn(shake);
+        // If no thread can be started, the connection is dropped and the peer retries.
+        let _ = std::thread::Builder::new().name("gflow-handshake".into()).spawn(shake);
     }
 }
 
@@ -225,7 +260,9 @@ pub mod tests {
         let addresses: Vec<_> = listeners.iter().map(Listener::address).collect();
         let open = |(rank, listener)| {
             let interrupt = Arc::new(Interrupt::new().unwrap());
-            Connector::open(listener, rank, addresses.clone(), KEY, soon(), interrupt).unwrap()
+            let (addresses, key, deadline) = (addresses.clone(), KEY, soon());
+            let config = ConnectorConfig { rank, addresses, key, deadline, interrupt };
+            Connector::open(listener, config).unwrap()
         };
         listeners.into_iter().enumerate().map(open).collect()
     }
@@ -235,7 +272,7 @@ pub mod tests {
         let mut ranks = connectors(2);
         let second = ranks.pop().unwrap();
         let mut first = ranks.pop().unwrap();
-        let address = first.addresses[0];
+        let address = first.config.addresses[0];
         let _silent = TcpStream::connect(address).unwrap();
         let mut rude = TcpStream::connect(address).unwrap();
         rude.write_all(b"GET / HTTP/1.1\r\n\r\nand so on and so on, longer than a hello").unwrap();
@@ -245,7 +282,7 @@ pub mod tests {
     }
 
     #[test]
-    fn who_comes_early_for_another_channel_is_kept() {
+    fn a_connection_that_comes_early_for_another_channel_is_kept() {
         let mut ranks = connectors(2);
         let second = ranks.pop().unwrap();
         let mut first = ranks.pop().unwrap();
@@ -260,7 +297,7 @@ pub mod tests {
     #[test]
     fn a_rank_that_never_comes_is_named() {
         let mut first = connectors(3).remove(0);
-        first.deadline = Instant::now() + Duration::from_millis(60);
+        first.config.deadline = Instant::now() + Duration::from_millis(60);
         assert_eq!(first.receive(&[1, 2], 0).unwrap_err().missing, [1, 2]);
     }
 }

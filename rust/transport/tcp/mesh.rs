@@ -1,15 +1,15 @@
-//! The mesh: every rank holds one connection to every other, for messages.
+//! The mesh: one connection between any two ranks, for messages.
 //!
-//! Sockets do not block; every wait is one `poll` over all of them and the interrupt, with a
-//! deadline. A peer that ends its connection is noticed in the same `poll`.
+//! Sockets are non-blocking; every wait is one `poll` over all of them and the interrupt, with a
+//! deadline. A peer that closes its connection is noticed in the same `poll`.
 
-use super::ConnectError;
-use super::connector::Connector;
+use super::connector::{ConnectError, Connector};
 use crate::fork::Unshared;
 use crate::transport::frame::{Frame, FrameBuffer, Goodbye};
 use crate::transport::interrupt::Interrupt;
-use crate::transport::{Failure, Peers, Watch, ended, timespec};
-use rustix::event::{PollFd, PollFlags, poll};
+use crate::transport::slow_wait::SlowWait;
+use crate::transport::{Failure, Peers, Watch, loss_reason};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsFd;
@@ -32,9 +32,11 @@ struct Link {
     outgoing: Vec<u8>,
     /// Why the peer left, if it left in order.
     left: Option<String>,
+    /// Whether the log has been told that the peer is lost.
+    is_loss_logged: bool,
 }
 
-/// Connects this rank to all others: it reaches all lower ranks and receives all higher ones.
+/// Connects this rank to all others: it connects to all lower ranks and accepts all higher ones.
 pub fn connect(connector: &mut Connector) -> Result<Mesh, ConnectError> {
     let (rank, size) = (connector.rank(), connector.size());
     let mut links = Vec::with_capacity(size);
@@ -44,19 +46,25 @@ pub fn connect(connector: &mut Connector) -> Result<Mesh, ConnectError> {
     links.push(None);
     let higher: Vec<_> = (rank + 1..size).collect();
     links.extend(connector.receive(&higher, 0)?.into_iter().map(|stream| Some(Link::new(stream))));
-    Ok(Mesh { rank, links, interrupt: connector.interrupt().clone() })
+    Ok(Mesh { rank, links, interrupt: connector.config().interrupt.clone() })
 }
 
 impl Link {
     fn new(stream: TcpStream) -> Link {
-        // Keepalive does not ask while something is unacknowledged. Messages are short, so a peer
-        // that lives always takes them. A kernel that does not know this notices later.
+        // Keepalive does not probe while data is unacknowledged. Messages are short, so a live peer
+        // always takes them. A kernel without this option notices a dead peer later.
         let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, 25_000);
         let stream = Unshared::new(stream);
-        Link { stream, incoming: FrameBuffer::default(), outgoing: Vec::new(), left: None }
+        Link {
+            stream,
+            incoming: FrameBuffer::default(),
+            outgoing: Vec::new(),
+            left: None,
+            is_loss_logged: false,
+        }
     }
 
-    /// Hands the socket as much as it takes now.
+    /// Writes as much as the socket takes now.
     fn push_outgoing(&mut self) -> std::io::Result<()> {
         while !self.outgoing.is_empty() {
             match self.stream.write(&self.outgoing) {
@@ -69,7 +77,7 @@ impl Link {
         Ok(())
     }
 
-    /// Takes what the socket has now. An end of the stream is an error of its own.
+    /// Reads what the socket has now. The end of the stream is an error.
     fn pull_incoming(&mut self) -> std::io::Result<()> {
         let mut bytes = [0; 16384];
         loop {
@@ -83,28 +91,37 @@ impl Link {
         }
     }
 
-    /// Takes what the socket has now, and fails if that shows that the peer will not go on.
-    fn take_in(&mut self, rank: usize) -> Result<(), Failure> {
+    /// Reads what the socket has now, and fails if that shows that the peer will not go on.
+    fn receive(&mut self, rank: usize) -> Result<(), Failure> {
         let pulled = self.pull_incoming();
-        // What arrived before the end counts, a goodbye above all: it has the reason.
+        // What arrived before the end counts, above all a goodbye: it has the reason.
         match self.incoming.waiting_goodbye() {
-            Some(Goodbye { gave_up: true, reason }) => Err(Failure::Lost { rank, reason }),
+            Some(Goodbye { gave_up: true, reason }) => Err(self.lost(rank, reason)),
             Some(Goodbye { gave_up: false, reason }) => {
+                log::debug!("rank {rank} has left: {reason}");
                 self.left = Some(reason);
                 Ok(())
             }
-            None => pulled.map_err(|error| Failure::Lost { rank, reason: ended(&error) }),
+            None => pulled.map_err(|error| self.lost(rank, loss_reason(&error))),
         }
     }
 
-    /// The next message of this peer, if it has been taken in.
+    /// The next message of this peer, if it has been received.
     fn next_message(&mut self, rank: usize) -> Result<Option<Vec<u8>>, Failure> {
         match self.incoming.next_frame() {
             Ok(Some(Frame::Message(bytes))) => Ok(Some(bytes)),
-            Ok(Some(Frame::Goodbye(Goodbye { reason, .. }))) => Err(Failure::Lost { rank, reason }),
+            Ok(Some(Frame::Goodbye(Goodbye { reason, .. }))) => Err(self.lost(rank, reason)),
             Ok(None) => Ok(None),
             Err(reason) => Err(Failure::Garbled { rank, reason }),
         }
+    }
+
+    fn lost(&mut self, rank: usize, reason: String) -> Failure {
+        if !self.is_loss_logged {
+            log::info!("lost rank {rank}: {reason}");
+            self.is_loss_logged = true;
+        }
+        Failure::Lost { rank, reason }
     }
 }
 
@@ -116,8 +133,8 @@ impl Mesh {
             .filter_map(|(peer, link)| link.as_mut().map(|link| (peer, link)))
     }
 
-    /// Sleeps until a socket is ready, an interrupt is raised or the deadline came. Returns the
-    /// peers whose sockets are. All are looked at: the end of any peer is of interest to a wait.
+    /// Sleeps until a socket is ready, an interrupt is raised or the deadline has passed. Returns
+    /// the peers whose sockets are ready. It polls all of them: a wait ends if any peer dies.
     fn wait(&self, also: Option<&Interrupt>, deadline: Instant) -> Vec<usize> {
         let mut waits = vec![PollFd::from_borrowed_fd(self.interrupt.as_fd(), PollFlags::IN)];
         waits.extend(also.map(|also| PollFd::from_borrowed_fd(also.as_fd(), PollFlags::IN)));
@@ -131,8 +148,8 @@ impl Mesh {
             peers.push(peer);
         }
         let left = deadline.saturating_duration_since(Instant::now());
-        // An error here (a signal, say) only means another round of the caller's loop.
-        let _ = poll(&mut waits, Some(&timespec(left)));
+        // After an error (a signal, say) the caller's loop comes back here.
+        let _ = poll(&mut waits, Timespec::try_from(left).ok().as_ref());
         let is_ready = |wait: &PollFd| !wait.revents().is_empty();
         peers.retain({
             let mut waits = waits[interrupts..].iter();
@@ -148,7 +165,7 @@ impl Watch for Mesh {
             return Err(Failure::Interrupted);
         }
         let mut linked = self.linked().filter(|(_, link)| link.left.is_none());
-        linked.try_for_each(|(rank, link)| link.take_in(rank))
+        linked.try_for_each(|(rank, link)| link.receive(rank))
     }
 
     fn left(&self, rank: usize) -> Option<String> {
@@ -179,24 +196,25 @@ impl Peers for Mesh {
             let Some(link) = self.links[rank].as_mut() else { continue };
             link.outgoing.extend_from_slice(&frame);
         }
-        // Who was here first may have sent it already.
+        // A peer that was first may have sent its message already.
         let mut ready = with.to_vec();
+        let mut slow = SlowWait::start();
         loop {
             for rank in ready {
                 let Some(link) = self.links[rank].as_mut() else { continue };
                 let sent = link.push_outgoing();
-                let taken_in = link.take_in(rank);
+                let received = link.receive(rank);
                 if is_missing[rank]
                     && let Some(message) = link.next_message(rank)?
                 {
-                    // If it ended after that, the next look says so.
+                    // If it died after that, the next check says so.
                     inbox[rank] = message;
                     is_missing[rank] = false;
                     continue;
                 }
-                taken_in?;
-                // Only now: a goodbye that it sent first says more than a broken pipe.
-                sent.map_err(|error| Failure::Lost { rank, reason: ended(&error) })?;
+                received?;
+                // Last, because a goodbye that it sent says more than a broken pipe.
+                sent.map_err(|error| link.lost(rank, loss_reason(&error)))?;
             }
             let is_pending = |rank: &usize| {
                 let link = self.links[*rank].as_ref();
@@ -212,12 +230,14 @@ impl Peers for Mesh {
             if Instant::now() >= deadline {
                 return Err(Failure::Late(pending));
             }
-            ready = self.wait(None, deadline);
+            ready = self.wait(None, slow.wake_by(deadline));
+            slow.check(|| pending);
         }
-        // A peer that called, then gave up waiting for this rank, will not take part any more.
+        slow.end();
+        // A peer that sent its message and then gave up waiting will not take part any more.
         for (rank, link) in self.linked() {
             if let Some(Goodbye { gave_up: true, reason }) = link.incoming.waiting_goodbye() {
-                return Err(Failure::Lost { rank, reason });
+                return Err(link.lost(rank, reason));
             }
         }
         Ok(())
@@ -236,7 +256,7 @@ impl Peers for Mesh {
         let goodbye = Frame::Goodbye(goodbye).encode();
         for (_, link) in self.linked() {
             link.outgoing.extend_from_slice(&goodbye);
-            // One attempt: the socket's buffer has room unless the peer has long stopped reading.
+            // One attempt is enough: the socket has room unless the peer stopped reading long ago.
             let _ = link.push_outgoing();
             let _ = link.stream.get().shutdown(std::net::Shutdown::Write);
         }
@@ -244,110 +264,5 @@ impl Peers for Mesh {
 }
 
 #[cfg(test)]
-pub mod tests {
-    use super::*;
-    use crate::transport::tcp::connector::tests::{connectors, soon};
-
-    /// The meshes of `size` ranks on loopback.
-    pub fn meshes(size: usize) -> Vec<Mesh> {
-        let connect = |mut connector| std::thread::spawn(move || connect(&mut connector).unwrap());
-        let ranks: Vec<_> = connectors(size).into_iter().map(connect).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    }
-
-    /// Swaps `message` with all others and returns what they sent.
-    fn swap_all(
-        mesh: &mut Mesh,
-        message: &[u8],
-        deadline: Instant,
-    ) -> Result<Vec<Vec<u8>>, Failure> {
-        let others: Vec<_> = (0..mesh.size()).filter(|peer| *peer != mesh.rank).collect();
-        let mut inbox = vec![Vec::new(); mesh.size()];
-        mesh.swap(message, &others, &mut inbox, deadline).map(|()| inbox)
-    }
-
-    #[test]
-    fn every_rank_gets_what_every_other_sent_it_round_after_round() {
-        for size in 1..=5 {
-            let ranks: Vec<_> = meshes(size)
-                .into_iter()
-                .map(|mut mesh| {
-                    std::thread::spawn(move || {
-                        for round in 0..50u8 {
-                            let own = mesh.rank() as u8;
-                            let got = swap_all(&mut mesh, &[own, round], soon());
-                            for (peer, message) in got.unwrap().into_iter().enumerate() {
-                                if peer as u8 != own {
-                                    assert_eq!(message, [peer as u8, round]);
-                                }
-                            }
-                        }
-                        mesh.say_goodbye(Goodbye { gave_up: false, reason: "done".into() });
-                    })
-                })
-                .collect();
-            ranks.into_iter().for_each(|rank| rank.join().unwrap());
-        }
-    }
-
-    #[test]
-    fn a_rank_that_is_gone_is_noticed_at_once() {
-        let mut meshes = meshes(3);
-        let never = Interrupt::new().unwrap();
-        let limit = Duration::from_secs(10);
-        assert_eq!(meshes[0].watch_until(&never, Duration::ZERO), Ok(()));
-        drop(meshes.remove(1));
-        let failure = meshes[0].watch_until(&never, limit).unwrap_err();
-        assert!(matches!(failure, Failure::Lost { rank: 1, .. }), "{failure:?}");
-        let failure = swap_all(&mut meshes[0], &[1], soon()).unwrap_err();
-        assert!(matches!(failure, Failure::Lost { rank: 1, .. }), "{failure:?}");
-    }
-
-    #[test]
-    fn a_rank_that_dies_after_it_has_answered_does_not_let_the_others_wait() {
-        let mut meshes = meshes(3);
-        let _late = meshes.pop().unwrap();
-        let mut dying = meshes.pop().unwrap();
-        // It sends its message, gets nothing, and ends without a word.
-        assert!(swap_all(&mut dying, &[1], Instant::now()).is_err());
-        drop(dying);
-        let failure = swap_all(&mut meshes[0], &[1], soon()).unwrap_err();
-        assert!(matches!(failure, Failure::Lost { rank: 1, .. }), "{failure:?}");
-    }
-
-    #[test]
-    fn a_goodbye_is_told_even_behind_a_message() {
-        let mut meshes = meshes(2);
-        let mut leaving = meshes.pop().unwrap();
-        let past = Instant::now();
-        assert_eq!(swap_all(&mut leaving, &[1], past), Err(Failure::Late(vec![0])));
-        leaving.say_goodbye(Goodbye { gave_up: true, reason: "it gave up".into() });
-        let failure = swap_all(&mut meshes[0], &[1], soon()).unwrap_err();
-        assert_eq!(failure, Failure::Lost { rank: 1, reason: "it gave up".into() });
-    }
-
-    #[test]
-    fn a_peer_that_left_in_order_is_not_lost_to_what_it_took_part_in() {
-        let mut meshes = meshes(2);
-        let mut leaving = meshes.pop().unwrap();
-        assert!(swap_all(&mut leaving, &[1], Instant::now()).is_err());
-        leaving.say_goodbye(Goodbye { gave_up: false, reason: "it left".into() });
-        drop(leaving);
-        assert_eq!(swap_all(&mut meshes[0], &[1], soon()), Ok(vec![Vec::new(), vec![1]]));
-        let never = Interrupt::new().unwrap();
-        assert_eq!(meshes[0].watch_until(&never, Duration::from_millis(50)), Ok(()));
-        let failure = swap_all(&mut meshes[0], &[1], soon()).unwrap_err();
-        assert_eq!(failure, Failure::Lost { rank: 1, reason: "it left".into() });
-    }
-
-    #[test]
-    fn an_interrupt_ends_a_wait_at_once() {
-        let mut meshes = meshes(2);
-        let mut waiting = meshes.remove(0);
-        let interrupt = waiting.interrupt.clone();
-        let wait = std::thread::spawn(move || swap_all(&mut waiting, &[1], soon()));
-        std::thread::sleep(Duration::from_millis(20));
-        interrupt.raise();
-        assert_eq!(wait.join().unwrap(), Err(Failure::Interrupted));
-    }
-}
+#[path = "mesh_tests.rs"]
+pub mod tests;

@@ -1,0 +1,71 @@
+//! The other ranks of a group as one rank sees them: what a transport offers, and how it fails.
+
+use super::frame::Goodbye;
+use super::interrupt::Interrupt;
+use std::io::ErrorKind;
+use std::time::{Duration, Instant};
+
+/// Why a wait for other ranks failed. Ranks are numbers within the group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Failure {
+    /// These ranks had not done their part by the deadline.
+    Late(Vec<usize>),
+    /// This rank's connection ended, or it said why it leaves.
+    Lost { rank: usize, reason: String },
+    /// This rank sent something that breaks the protocol.
+    Garbled { rank: usize, reason: String },
+    /// Bytes that come through this rank were missing at the deadline; the rank that holds them up
+    /// may be any one upstream of it.
+    Stalled { through: usize },
+    /// The group was aborted here during the wait.
+    Interrupted,
+    /// Something failed in this process.
+    Broken(String),
+    /// The GPU of this rank, its driver or NCCL failed.
+    Device { rank: usize, reason: String },
+}
+
+/// What a rank watches while it waits for something else.
+pub trait Watch {
+    /// Fails if the group was interrupted, or a peer was lost or gave up. Never waits. A peer that
+    /// leaves in order is not lost: it has done its part.
+    fn check(&mut self) -> Result<(), Failure>;
+
+    /// Why `rank` has left, if it is known to have left in order.
+    fn left(&self, _rank: usize) -> Option<String> {
+        None
+    }
+}
+
+/// Messages to and from every other rank of a group.
+pub trait Peers: Watch + Send {
+    fn rank(&self) -> usize;
+    fn size(&self) -> usize;
+
+    /// Sends `message` to every rank of `with` and puts what each of them sent into `inbox`, at
+    /// its rank. Calls pair up in order: the n-th swap here matches the n-th swap there.
+    fn swap(
+        &mut self,
+        message: &[u8],
+        with: &[usize],
+        inbox: &mut [Vec<u8>],
+        deadline: Instant,
+    ) -> Result<(), Failure>;
+
+    /// Waits until `done` is raised or `limit` is over; fails if a peer is lost or the group is
+    /// interrupted.
+    fn watch_until(&mut self, done: &Interrupt, limit: Duration) -> Result<(), Failure>;
+
+    /// Tells every peer that this rank leaves, and why, without waiting for any of them.
+    fn say_goodbye(&mut self, goodbye: Goodbye);
+}
+
+/// The reason for which a peer is lost when its connection fails with `error`.
+pub fn loss_reason(error: &std::io::Error) -> String {
+    match error.kind() {
+        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
+            "its process ended or closed the connection".to_string()
+        }
+        _ => format!("its connection failed: {error}"),
+    }
+}
