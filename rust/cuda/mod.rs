@@ -24,9 +24,9 @@
 //! | `sys/driver`, `nccl`, `nvrtc` | function tables and status codes |
 //! | `sys/fault` | the error type of this folder |
 //!
-//! gflow builds and loads without any of these libraries: a missing one is an error only when a CUDA tensor is
-//! used. Nothing here knows the group or waits for other ranks, and only the [`watchdog`] and saving a state
-//! wait for the device.
+//! gflow builds and loads without any of these libraries: a missing one is an error only when a
+//! CUDA tensor is used. Nothing here knows the group or waits for other ranks, and only the
+//! [`watchdog`] and saving a state wait for the device.
 
 mod exchange;
 mod findings;

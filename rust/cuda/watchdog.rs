@@ -1,56 +1,57 @@
-//! The watchdog: a thread that looks after what is on a group's streams, because nobody waits there.
+//! The watchdog: one thread per group that watches what is enqueued on the group's devices, because
+//! nobody else waits there.
 //!
-//! It ends with its group. Whatever goes wrong on a device, in NCCL or at another rank, or takes longer
-//! than its deadline, is reported once; then the communicators are aborted, so that no kernel waits for
-//! a rank that will not come. Where all is well to the end, they are left in order. It sleeps, and asks
-//! neither the driver nor NCCL nor the group for anything while somebody who puts things on streams could
-//! wait for it.
+//! It reports the first failure of a device, of NCCL or of another rank, and the first missed
+//! deadline. Then it aborts the communicators, so that no kernel waits for a rank that will not
+//! come. If nothing fails, it finalizes them when the group ends. Between polls it sleeps, holding
+//! no lock that an enqueueing thread could wait for.
 
 use super::safe::communicator::{
     CALL_TIMEOUT, Communicator, FINALIZE_TIMEOUT, close_in_background,
 };
 use super::safe::event::Event;
 use super::sys::fault::{Fault, Result};
+use crate::observe::threads;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often it looks while something is under way.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// The same while somebody waits for what is under way.
-const LOOK_EAGERLY: Duration = Duration::from_millis(1);
-/// How long the end of the communicators is waited for: leaving in order, and if that fails an abort,
-/// which waits for calls first, and NCCL for its threads. What takes longer is left behind.
-const END_LIMIT: Duration = FINALIZE_TIMEOUT.saturating_add(CALL_TIMEOUT.saturating_mul(2));
+/// How often to poll while something is in flight.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// How often to poll while somebody is in [`Watchdog::wait_idle`].
+const EAGER_POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// How long to wait for the communicators to close: finalizing, and if that fails an abort, which
+/// first waits for calls, and NCCL for its threads. After that they are left behind.
+const CLOSE_TIMEOUT: Duration = FINALIZE_TIMEOUT.saturating_add(CALL_TIMEOUT.saturating_mul(2));
 
-/// What went wrong with something that was put on a stream.
+/// Why work on a device did not complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WatchFailure {
-    /// The device or NCCL has failed.
+    /// The device or NCCL failed.
     Fault(Fault),
-    /// It was not over at its deadline.
     DeadlineExceeded,
 }
 
-/// What the watchdog needs of the group; `T` says what something is.
+/// The group, as the watchdog sees it. `T` identifies a piece of work.
 pub trait WatchdogClient<T>: Send {
-    /// Whether all ranks are there and the group is. If not, it has failed when this returns; `oldest`
-    /// is what is under way for the longest time.
+    /// Whether the group is usable and all ranks are alive. If not, the client fails the group
+    /// before it returns false. `oldest` is the work that has been in flight the longest.
     fn is_healthy(&mut self, oldest: &T) -> bool;
 
-    /// Fails the group.
-    fn fail(&mut self, what: &T, trouble: WatchFailure);
+    /// Fails the group because of `work`.
+    fn fail(&mut self, work: &T, failure: WatchFailure);
 }
 
-/// The end of something on a stream.
+/// The end of a piece of work on a stream.
 pub struct Completion {
-    /// What is reached then.
     pub event: Arc<Event>,
-    /// What is done then, on the watchdog's thread, unless the group has ended before.
-    pub on_complete: Option<Box<dyn FnOnce() + Send>>,
+    /// Runs on the watchdog's thread once the event is complete, unless the group has ended before.
+    pub on_complete: Option<Callback>,
 }
 
-/// Shared by the thread and by those who put things on streams.
+type Callback = Box<dyn FnOnce() + Send>;
+
+/// Shared by the watchdog's thread and those that enqueue work.
 pub struct Watchdog<T> {
     state: Mutex<State<T>>,
     changed: Condvar,
@@ -58,30 +59,30 @@ pub struct Watchdog<T> {
 
 struct State<T> {
     communicators: Vec<Arc<Communicator>>,
-    /// In the order in which they were put on streams.
-    under_way: VecDeque<UnderWay<T>>,
-    next: u64,
-    /// How many wait until nothing is under way.
-    resting: usize,
+    /// In the order in which it was enqueued.
+    in_flight: VecDeque<InFlight<T>>,
+    next_id: u64,
+    /// How many threads are in [`Watchdog::wait_idle`].
+    idle_waiters: usize,
     is_running: bool,
-    is_to_end: bool,
-    /// Something has gone wrong, so communicators are not left in order.
+    shutdown_requested: bool,
+    /// Something has failed: abort the communicators instead of finalizing them.
     has_failed: bool,
-    /// The thread looks after nothing any more, and ends the communicators.
-    is_over: bool,
+    /// The thread has stopped watching, and is closing the communicators.
+    is_closing: bool,
 }
 
-struct UnderWay<T> {
-    number: u64,
-    what: T,
+struct InFlight<T> {
+    id: u64,
+    work: T,
     deadline: Instant,
-    /// `None` until all of it is on the stream.
-    end: Option<Completion>,
+    /// `None` until all of it is enqueued.
+    completion: Option<Completion>,
 }
 
-impl<T> UnderWay<T> {
-    fn take_then(&mut self) -> Option<Box<dyn FnOnce() + Send>> {
-        self.end.as_mut()?.on_complete.take()
+impl<T> InFlight<T> {
+    fn take_callback(&mut self) -> Option<Callback> {
+        self.completion.as_mut()?.on_complete.take()
     }
 }
 
@@ -89,217 +90,243 @@ impl<T> Default for Watchdog<T> {
     fn default() -> Self {
         let state = State {
             communicators: Vec::new(),
-            under_way: VecDeque::new(),
-            next: 0,
-            resting: 0,
+            in_flight: VecDeque::new(),
+            next_id: 0,
+            idle_waiters: 0,
             is_running: false,
-            is_to_end: false,
+            shutdown_requested: false,
             has_failed: false,
-            is_over: false,
+            is_closing: false,
         };
         Watchdog { state: Mutex::new(state), changed: Condvar::new() }
     }
 }
 
 impl<T: Clone + Send + 'static> Watchdog<T> {
-    /// Starts the thread, if there is none yet. After the end of the group it does nothing.
-    pub fn start(self: &Arc<Self>, group: impl WatchdogClient<T> + 'static) -> Result<()> {
+    /// Starts the thread, unless it runs already or the group has ended.
+    pub fn start(self: &Arc<Self>, client: impl WatchdogClient<T> + 'static) -> Result<()> {
         let mut state = self.lock();
-        if state.is_running || state.is_to_end {
+        if state.is_running || state.shutdown_requested {
             return Ok(());
         }
         let watchdog = self.clone();
-        std::thread::Builder::new()
-            .name("gflow-watchdog".to_string())
-            .spawn(move || watchdog.look_after(group))
+        threads::spawn("gflow-watchdog", move || watchdog.run(client))
             .map_err(|error| Fault(format!("could not start a thread: {error}")))?;
         state.is_running = true;
         Ok(())
     }
 
-    /// Takes over a communicator, to look for its errors and to end it with the group: at once, if
-    /// that has ended meanwhile.
+    /// Takes charge of a communicator: polls it for errors, and closes it with the group. Aborts it
+    /// at once if the group has ended.
     pub fn add_communicator(&self, communicator: &Arc<Communicator>) {
         let mut state = self.lock();
-        if state.is_to_end && !state.is_running {
+        if state.shutdown_requested && !state.is_running {
             drop(close_in_background([communicator.clone()], Communicator::abort));
             return;
         }
         state.communicators.push(communicator.clone());
     }
 
-    /// Something is about to be put on a stream, with `work`, which returns its end.
-    /// It is looked after from before that on: also putting it there may hang. If only a part of it got
-    /// there, the group is over, and no rank may wait for the rest: the communicators are aborted.
+    /// Enqueues work with `enqueue`, which returns its completion, and watches it from before that
+    /// on: even enqueueing may hang. If it fails half-way, other ranks may wait for the rest, so
+    /// the group ends and its communicators are aborted.
     pub fn watch(
         &self,
-        what: T,
+        work: T,
         deadline: Instant,
-        work: impl FnOnce() -> Result<Completion>,
+        enqueue: impl FnOnce() -> Result<Completion>,
     ) -> Result<()> {
         let mut state = self.lock();
-        if state.is_over {
+        if state.is_closing {
             return Err(Fault("the group has ended on its devices".to_string()));
         }
-        let number = state.next;
-        state.next += 1;
-        state.under_way.push_back(UnderWay { number, what, deadline, end: None });
+        let id = state.next_id;
+        state.next_id += 1;
+        state.in_flight.push_back(InFlight { id, work, deadline, completion: None });
         drop(state);
         self.changed.notify_all();
-        let outcome = work();
+        let outcome = enqueue();
         let mut state = self.lock();
-        let position = state.under_way.iter().position(|one| one.number == number);
+        let position = state.in_flight.iter().position(|one| one.id == id);
         let Some(position) = position else { return outcome.map(drop) };
         match outcome {
-            Ok(end) => {
-                state.under_way[position].end = Some(end);
+            Ok(completion) => {
+                state.in_flight[position].completion = Some(completion);
                 Ok(())
             }
             Err(fault) => {
-                state.under_way.remove(position);
-                (state.is_to_end, state.has_failed) = (true, true);
+                log::info!("work could not be enqueued on a GPU: {fault}");
+                state.in_flight.remove(position);
+                (state.shutdown_requested, state.has_failed) = (true, true);
                 self.changed.notify_all();
                 Err(fault)
             }
         }
     }
 
-    /// Waits until nothing is under way any more, or the watchdog is over, or the limit is reached.
-    pub fn wait_idle(&self, limit: Duration) {
-        let is_busy = |state: &mut State<T>| !state.under_way.is_empty() && !state.is_over;
+    /// Waits until nothing is in flight, the watchdog closes, or the timeout expires.
+    pub fn wait_idle(&self, timeout: Duration) {
+        let is_busy = |state: &mut State<T>| !state.in_flight.is_empty() && !state.is_closing;
         let mut state = self.lock();
-        state.resting += 1;
+        state.idle_waiters += 1;
         self.changed.notify_all();
         let (mut state, _) = self
             .changed
-            .wait_timeout_while(state, limit, is_busy)
+            .wait_timeout_while(state, timeout, is_busy)
             .unwrap_or_else(PoisonError::into_inner);
-        state.resting -= 1;
+        state.idle_waiters -= 1;
     }
 
-    /// Ends it with its group: what is under way may still finish within a limit, the rest is aborted. So
-    /// is all of a group that `has_failed`; other communicators are left in order. Returns whether the
-    /// thread has ended by then.
-    pub fn shutdown(&self, limit: Duration, has_failed: bool) -> bool {
+    /// Ends the watchdog with its group. Work in flight may complete within `timeout`; then it is
+    /// aborted. The communicators are finalized, or aborted if the group `has_failed`. Returns
+    /// whether the thread has ended.
+    pub fn shutdown(&self, timeout: Duration, has_failed: bool) -> bool {
         let mut state = self.lock();
-        state.is_to_end = true;
+        state.shutdown_requested = true;
         state.has_failed |= has_failed;
-        let until = Instant::now() + limit;
-        for one in &mut state.under_way {
-            one.deadline = one.deadline.min(until);
+        let latest = Instant::now() + timeout;
+        for one in &mut state.in_flight {
+            one.deadline = one.deadline.min(latest);
         }
         self.changed.notify_all();
-        // A little longer: it needs time to end the communicators.
-        let limit = limit + 10 * LOOK_EVERY + END_LIMIT;
+        // A little longer: closing the communicators takes time.
+        let timeout = timeout + 10 * POLL_INTERVAL + CLOSE_TIMEOUT;
         let (state, _) = self
             .changed
-            .wait_timeout_while(state, limit, |state| state.is_running)
+            .wait_timeout_while(state, timeout, |state| state.is_running)
             .unwrap_or_else(PoisonError::into_inner);
         !state.is_running
     }
 
-    /// Those that it has taken over, for tests that make them fail.
+    /// The communicators in its charge, for tests that make them fail.
     #[cfg(test)]
     pub fn communicators(&self) -> Vec<Arc<Communicator>> {
         self.lock().communicators.clone()
     }
 
-    fn look_after(&self, mut group: impl WatchdogClient<T>) {
-        let is_in_order = self.look_until_the_end(&mut group);
+    /// The thread: watches until the end, then closes the communicators.
+    fn run(&self, mut client: impl WatchdogClient<T>) {
+        let all_completed = self.watch_until_shutdown(&mut client);
         let mut state = self.lock();
-        (state.is_to_end, state.is_over) = (true, true);
-        let is_in_order = is_in_order && !state.has_failed;
-        let under_way = std::mem::take(&mut state.under_way);
+        (state.shutdown_requested, state.is_closing) = (true, true);
+        let is_orderly = all_completed && !state.has_failed;
+        let abandoned = std::mem::take(&mut state.in_flight);
         drop(state);
-        drop(under_way);
+        if !is_orderly {
+            let count = abandoned.len();
+            log::info!("aborting NCCL on this group's GPUs, with {count} exchanges in flight");
+        }
+        drop(abandoned);
         self.changed.notify_all();
-        let how = if is_in_order { Communicator::finalize } else { Communicator::abort };
+        let close = if is_orderly { Communicator::finalize } else { Communicator::abort };
         let mut state = self.lock();
-        // Also those that are handed over meanwhile: an end takes time.
+        // Closing takes time, and more communicators may be added meanwhile.
         while !state.communicators.is_empty() {
             let communicators = std::mem::take(&mut state.communicators);
             drop(state);
-            let _ = close_in_background(communicators, how).recv_timeout(END_LIMIT);
+            let _ = close_in_background(communicators, close).recv_timeout(CLOSE_TIMEOUT);
             state = self.lock();
         }
         state.is_running = false;
         self.changed.notify_all();
     }
 
-    /// Returns when nothing is left to look after: whether all that was under way is over.
-    fn look_until_the_end(&self, group: &mut impl WatchdogClient<T>) -> bool {
+    /// Returns when there is nothing more to watch: true if everything in flight has completed.
+    fn watch_until_shutdown(&self, client: &mut impl WatchdogClient<T>) -> bool {
         let mut state = self.lock();
         loop {
-            if state.is_to_end && state.under_way.is_empty() {
+            if state.shutdown_requested && state.in_flight.is_empty() {
                 return true;
             }
-            let Some(oldest) = state.under_way.front().map(|oldest| oldest.what.clone()) else {
+            let Some(oldest) = state.in_flight.front().map(|oldest| oldest.work.clone()) else {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             let communicators = state.communicators.clone();
             drop(state);
-            if !group.is_healthy(&oldest) {
+            if !client.is_healthy(&oldest) {
+                log::info!("the group has failed: giving up what is in flight on its GPUs");
                 return false;
             }
-            let fault = communicators
-                .iter()
-                .find_map(|communicator| communicator.check_async_error().err());
-            if let Some((what, trouble)) = self.trouble(fault) {
-                // A group that ends by itself has no trouble; there is only nobody left to wait.
-                if !self.lock().is_to_end || trouble != WatchFailure::DeadlineExceeded {
-                    group.fail(&what, trouble);
+            let mut faults = communicators.iter();
+            let nccl_fault = faults.find_map(|communicator| communicator.check_async_error().err());
+            if let Some((work, failure)) = self.poll(nccl_fault) {
+                // A missed deadline during shutdown is not the group's failure: nobody waits any
+                // more.
+                if !self.lock().shutdown_requested || failure != WatchFailure::DeadlineExceeded {
+                    log_failure(&failure);
+                    client.fail(&work, failure);
                 }
                 return false;
             }
-            let asleep = self.lock();
-            let pause = if asleep.resting > 0 { LOOK_EAGERLY } else { LOOK_EVERY };
-            let (awake, _) =
-                self.changed.wait_timeout(asleep, pause).unwrap_or_else(PoisonError::into_inner);
-            state = awake;
+            let state_before = self.lock();
+            let interval = match state_before.idle_waiters {
+                0 => POLL_INTERVAL,
+                _ => EAGER_POLL_INTERVAL,
+            };
+            let (state_after, _) = self
+                .changed
+                .wait_timeout(state_before, interval)
+                .unwrap_or_else(PoisonError::into_inner);
+            state = state_after;
         }
     }
 
-    /// Lets go of what is over, and returns what is not well, if anything. `fault` is NCCL's, which does
-    /// not say of what: of the oldest that is not over, because everything is done in order.
-    fn trouble(&self, mut fault: Option<Fault>) -> Option<(T, WatchFailure)> {
-        let mut last = None;
-        while let Some(mark) = self.end_of_oldest() {
-            match mark.is_complete() {
+    /// Retires what has completed, and returns the first failure. NCCL does not say which work its
+    /// fault belongs to: blame the oldest that has not completed, because all run in order.
+    fn poll(&self, nccl_fault: Option<Fault>) -> Option<(T, WatchFailure)> {
+        let mut fault = nccl_fault;
+        let mut last_completed = None;
+        while let Some(event) = self.oldest_event() {
+            match event.is_complete() {
                 Ok(true) => {
-                    let then = self.lock().under_way.front_mut().and_then(UnderWay::take_then);
-                    if let Some(then) = then {
-                        then();
+                    let callback =
+                        self.lock().in_flight.front_mut().and_then(InFlight::take_callback);
+                    if let Some(callback) = callback {
+                        callback();
                     }
-                    last = self.lock().under_way.pop_front();
+                    last_completed = self.lock().in_flight.pop_front();
                 }
                 Ok(false) => break,
-                Err(of_device) => {
-                    fault.get_or_insert(of_device);
+                Err(device_fault) => {
+                    fault.get_or_insert(device_fault);
                     break;
                 }
             }
         }
         let mut state = self.lock();
-        if state.under_way.is_empty() {
+        if state.in_flight.is_empty() {
             self.changed.notify_all();
         }
-        let is_late = |oldest: &UnderWay<T>| oldest.deadline <= Instant::now();
-        let trouble = match fault {
+        let is_late = |oldest: &InFlight<T>| oldest.deadline <= Instant::now();
+        let failure = match fault {
             Some(fault) => WatchFailure::Fault(fault),
-            None if state.under_way.front().is_some_and(is_late) => WatchFailure::DeadlineExceeded,
+            None if state.in_flight.front().is_some_and(is_late) => WatchFailure::DeadlineExceeded,
             None => return None,
         };
-        state.under_way.pop_front().or(last).map(|one| (one.what, trouble))
+        state.in_flight.pop_front().or(last_completed).map(|one| (one.work, failure))
     }
 
-    /// Only this thread takes anything from the front that was put on its stream.
-    fn end_of_oldest(&self) -> Option<Arc<Event>> {
-        self.lock().under_way.front()?.end.as_ref().map(|end| end.event.clone())
+    /// The event of the oldest work, if that is enqueued. Only the watchdog's thread removes such
+    /// work.
+    fn oldest_event(&self) -> Option<Arc<Event>> {
+        self.lock()
+            .in_flight
+            .front()?
+            .completion
+            .as_ref()
+            .map(|completion| completion.event.clone())
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn log_failure(failure: &WatchFailure) {
+    match failure {
+        WatchFailure::Fault(fault) => log::warn!("work on a GPU failed: {fault}"),
+        WatchFailure::DeadlineExceeded => log::warn!("work on a GPU missed its deadline"),
     }
 }
 
@@ -308,15 +335,18 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Sender, channel};
 
-    struct DeviceReport(Sender<(u32, WatchFailure)>, bool);
+    struct TestGroup {
+        failures: Sender<(u32, WatchFailure)>,
+        is_healthy: bool,
+    }
 
-    impl WatchdogClient<u32> for DeviceReport {
+    impl WatchdogClient<u32> for TestGroup {
         fn is_healthy(&mut self, _oldest: &u32) -> bool {
-            self.1
+            self.is_healthy
         }
 
-        fn fail(&mut self, what: &u32, trouble: WatchFailure) {
-            let _ = self.0.send((*what, trouble));
+        fn fail(&mut self, work: &u32, failure: WatchFailure) {
+            let _ = self.failures.send((*work, failure));
         }
     }
 
@@ -325,10 +355,10 @@ mod tests {
     #[test]
     fn what_hangs_while_it_is_put_on_a_stream_is_reported_at_its_deadline() {
         let watchdog = Arc::new(Watchdog::default());
-        let (sender, reports) = channel();
-        watchdog.start(DeviceReport(sender, true)).unwrap();
+        let (failures, failed) = channel();
+        watchdog.start(TestGroup { failures, is_healthy: true }).unwrap();
         let hangs = || {
-            assert_eq!(reports.recv_timeout(SOON).unwrap(), (7, WatchFailure::DeadlineExceeded));
+            assert_eq!(failed.recv_timeout(SOON).unwrap(), (7, WatchFailure::DeadlineExceeded));
             Err(Fault("aborted".to_string()))
         };
         let deadline = Instant::now() + Duration::from_millis(50);
@@ -342,35 +372,35 @@ mod tests {
         assert!(never_started.shutdown(SOON, false));
         for is_healthy in [true, false] {
             let watchdog = Arc::new(Watchdog::default());
-            let (sender, reports) = channel();
-            watchdog.start(DeviceReport(sender, is_healthy)).unwrap();
+            let (failures, failed) = channel();
+            watchdog.start(TestGroup { failures, is_healthy }).unwrap();
             let fails = || Err(Fault("no memory".to_string()));
             assert!(watchdog.watch(1, Instant::now() + SOON, fails).is_err());
             let start = Instant::now();
             assert!(watchdog.shutdown(SOON, false));
             assert!(start.elapsed() < SOON / 2);
-            assert!(reports.try_recv().is_err());
+            assert!(failed.try_recv().is_err());
         }
     }
 
     #[test]
     fn a_group_that_ends_does_not_wait_for_what_hangs() {
         let watchdog = Arc::new(Watchdog::default());
-        let (sender, reports) = channel();
-        watchdog.start(DeviceReport(sender, true)).unwrap();
-        let of_worker = watchdog.clone();
+        let (failures, failed) = channel();
+        watchdog.start(TestGroup { failures, is_healthy: true }).unwrap();
+        let for_worker = watchdog.clone();
         let (release, released) = channel::<()>();
-        let (begun, has_begun) = channel();
+        let (started, has_started) = channel();
         let worker = std::thread::spawn(move || {
-            of_worker.watch(1, Instant::now() + Duration::from_secs(3600), || {
-                let _ = begun.send(());
+            for_worker.watch(1, Instant::now() + Duration::from_secs(3600), || {
+                let _ = started.send(());
                 let _ = released.recv();
                 Err(Fault("aborted".to_string()))
             })
         });
-        has_begun.recv().unwrap();
+        has_started.recv().unwrap();
         assert!(watchdog.shutdown(Duration::from_millis(100), false));
-        assert!(reports.try_recv().is_err());
+        assert!(failed.try_recv().is_err());
         drop(release);
         assert!(worker.join().unwrap().is_err());
     }

@@ -1,5 +1,5 @@
-//! A buffer of f32 that stays on a device from step to step: a residual or a velocity. Everything that happens
-//! to it is enqueued on the stream of its queue.
+//! A buffer of f32 that stays on a device from step to step: a residual or a velocity. Everything
+//! that happens to it is enqueued on the stream of its queue.
 
 use super::device_queue::DeviceQueue;
 use crate::codec::Momentum;
@@ -74,11 +74,12 @@ impl DeviceBuffer {
         unsafe { kernels.launch(stream, Kernel::Rescale, launch::rescale(self.len), &arguments) }
     }
 
-    /// With this buffer as the velocity, replaces a gradient that is sent whole by its momentum step.
+    /// With this buffer as the velocity, replaces a gradient that is sent whole by its momentum
+    /// step.
     ///
     /// # Safety
-    /// The gradient is memory of this queue's device, as long as the velocity, and valid when the stream
-    /// gets there.
+    /// The gradient is memory of this queue's device, as long as the velocity, and valid when the
+    /// stream gets there.
     pub unsafe fn apply_momentum(&self, gradient: DeviceSlice, momentum: Momentum) -> Result<()> {
         let arguments = [
             Argument::Address(gradient.address),

@@ -1,5 +1,5 @@
-//! One device of this rank in one group: the stream that exchanges are enqueued on, the kernels and NCCL. All of
-//! it is loaded when the queue is opened. It knows nothing of other ranks.
+//! One device of this rank in one group: the stream that exchanges are enqueued on, the kernels and
+//! NCCL. All of it is loaded when the queue is opened. It knows nothing of other ranks.
 
 use crate::cuda::kernels::KernelModule;
 use crate::cuda::safe::context::Context;
@@ -24,8 +24,8 @@ pub struct DeviceQueue {
 }
 
 impl DeviceQueue {
-    /// Loads libraries and kernels for a device. `stream` is the raw handle of a stream there, which must
-    /// stay valid for as long as the queue.
+    /// Loads libraries and kernels for a device. `stream` is the raw handle of a stream there,
+    /// which must stay valid for as long as the queue.
     pub fn open(slot: u32, device: i32, stream: u64) -> Result<DeviceQueue> {
         let devices = device_count()?;
         if !(0..devices).contains(&device) {
@@ -41,8 +41,8 @@ impl DeviceQueue {
         Ok(DeviceQueue { slot, device, stream, kernels, nccl, has_memory_pools })
     }
 
-    /// Whether the caller's stream is being captured into a graph. Here and below, `stream` is the raw
-    /// handle of a stream of this device.
+    /// Whether the caller's stream is being captured into a graph. Here and below, `stream` is the
+    /// raw handle of a stream of this device.
     pub fn is_capturing(&self, stream: u64) -> Result<bool> {
         Stream::borrowed(&self.stream.context, stream).is_capturing()
     }

@@ -1,7 +1,7 @@
 //! The compressed exchange of shards between hosts, enqueued on a device's stream.
 //!
-//! The arithmetic is that of `codec`, to the bit, with one exception: what NCCL rounds off a 16-bit partial sum
-//! on the way is lost, while the CPU ring returns it to the residual.
+//! The arithmetic is that of `codec`, to the bit, with one exception: what NCCL rounds off a 16-bit
+//! partial sum on the way is lost, while the CPU ring returns it to the residual.
 
 use super::device_queue::DeviceQueue;
 use super::report::DeviceReport;
@@ -27,8 +27,9 @@ pub struct InterHostExchange<'a> {
 }
 
 impl InterHostExchange<'_> {
-    /// Enqueues the exchange, and returns how many elements of each shard are sent. The report gets five
-    /// stages: accumulate, norms, pack, wire, unpack. `on_poll` is called while NCCL takes long.
+    /// Enqueues the exchange, and returns how many elements of each shard are sent. The report gets
+    /// five stages: accumulate, norms, pack, wire, unpack. `on_poll` is called while NCCL takes
+    /// long.
     pub fn run(
         &self,
         shards: &[DeviceShard],

@@ -1,5 +1,5 @@
-//! The exchange within a host, at full precision, enqueued on a device's stream: every carrier gets the sum of
-//! its partition of a tensor, and in the end every rank gets all partitions.
+//! The exchange within a host, at full precision, enqueued on a device's stream: every carrier gets
+//! the sum of its partition of a tensor, and in the end every rank gets all partitions.
 
 use super::device_queue::DeviceQueue;
 use crate::cuda::safe::communicator::{Communicator, OnPoll};
@@ -60,7 +60,8 @@ impl IntraHostExchange<'_> {
         }
     }
 
-    /// This rank's partition, if all ranks have equal ones: NCCL has faster collectives for that case.
+    /// This rank's partition, if all ranks have equal ones: NCCL has faster collectives for that
+    /// case.
     fn own_of_equal(&self) -> Option<DeviceSlice> {
         let first = self.partitions.first()?.len();
         let are_equal = self.partitions.len() == self.local_ranks

@@ -1,7 +1,7 @@
 //! Gradients on a GPU: what a rank keeps there, and the exchange that is enqueued on its stream.
 //!
-//! An exchange only enqueues: how much is sent is known beforehand, so nothing waits for the device, and work
-//! that the caller enqueues afterwards sees the result.
+//! An exchange only enqueues: how much is sent is known beforehand, so nothing waits for the
+//! device, and work that the caller enqueues afterwards sees the result.
 
 mod device_buffer;
 mod device_queue;

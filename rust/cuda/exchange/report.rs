@@ -1,5 +1,5 @@
-//! What the device measures of an exchange: the times of its stages, and the norms that were sent or kept. The
-//! host reads it once the exchange is complete; nothing here waits for that.
+//! What the device measures of an exchange: the times of its stages, and the norms that were sent
+//! or kept. The host reads it once the exchange is complete; nothing here waits for that.
 
 use super::shard_layout::ShardLayout;
 use crate::codec::ExchangeNorms;
@@ -20,8 +20,8 @@ pub struct DeviceReport {
     norms: Option<Norms>,
 }
 
-/// Norms on their way to the host. The buffer has three words per chunk: first all own norms, then all norms
-/// of the gradient, then all slots on the wire.
+/// Norms on their way to the host. The buffer has three words per chunk: first all own norms, then
+/// all norms of the gradient, then all slots on the wire.
 struct Norms {
     buffer: PinnedBuffer,
     chunks: usize,
@@ -79,8 +79,8 @@ impl DeviceReport {
         unsafe { norms.buffer.copy_from_device(&self.stream, 2 * chunks, chunks, first.slots) }
     }
 
-    /// The device time of each stage in seconds, and the norms of each shard. Both are empty if the stages
-    /// are not complete, or cannot be measured.
+    /// The device time of each stage in seconds, and the norms of each shard. Both are empty if the
+    /// stages are not complete, or cannot be measured.
     pub fn read(self) -> (Vec<f64>, Vec<ExchangeNorms>) {
         if !self.end().is_complete().unwrap_or(false) {
             return Default::default();

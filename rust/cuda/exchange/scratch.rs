@@ -1,5 +1,5 @@
-//! Scratch memory of a queue's exchanges: norms, selection, and the elements on the wire. Exchanges run one
-//! after another on the stream, so all use the same memory. It grows and never shrinks.
+//! Scratch memory of a queue's exchanges: norms, selection, and the elements on the wire. Exchanges
+//! run one after another on the stream, so all use the same memory. It grows and never shrinks.
 
 use super::device_queue::DeviceQueue;
 use crate::cuda::safe::memory::DeviceMemory;
@@ -21,7 +21,8 @@ impl ScratchBuffer {
     /// Makes it at least this large, and returns its address. Growing loses the content.
     pub(super) fn fit(&mut self, queue: &DeviceQueue, bytes: usize) -> Result<u64> {
         if self.0.as_ref().is_none_or(|memory| memory.bytes() < bytes) {
-            // Free the old memory first, in the order of the stream, so that both never exist at a time.
+            // Free the old memory first, in the order of the stream, so that both never exist at a
+            // time.
             self.0 = None;
             self.0 = Some(queue.allocate(bytes)?);
         }

@@ -1,5 +1,5 @@
-//! The shards of an exchange, and where in the scratch memory each has its norms, its selection and its
-//! elements on the wire.
+//! The shards of an exchange, and where in the scratch memory each has its norms, its selection and
+//! its elements on the wire.
 
 use super::device_buffer::DeviceBuffer;
 use super::device_queue::DeviceQueue;

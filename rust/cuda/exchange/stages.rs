@@ -1,5 +1,5 @@
-//! The stages of an exchange that are kernels: each method enqueues one for a shard, with its arguments in the
-//! order of kernels.cu.
+//! The stages of an exchange that are kernels: each method enqueues one for a shard, with its
+//! arguments in the order of kernels.cu.
 
 use super::device_buffer::DeviceBuffer;
 use super::device_queue::DeviceQueue;
@@ -98,8 +98,8 @@ impl Stages<'_> {
         config: launch::LaunchConfig,
         arguments: &[Argument],
     ) -> Result<()> {
-        // SAFETY: the methods above pass the arguments of kernels.cu. The memory belongs to the queue or to
-        // the exchange, and both outlive what is on the stream.
+        // SAFETY: the methods above pass the arguments of kernels.cu. The memory belongs to the
+        // queue or to the exchange, and both outlive what is on the stream.
         unsafe { self.queue.kernels.launch(&self.queue.stream, kernel, config, arguments) }
     }
 }

@@ -1,5 +1,5 @@
-//! Compiling kernels.cu for a GPU, once per machine: the image is kept in the disk cache. The source is part of
-//! this library, and no option changes what the kernels calculate.
+//! Compiling kernels.cu for a GPU, once per machine: the image is kept in the disk cache. The
+//! source is part of this library, and no option changes what the kernels calculate.
 
 use crate::cuda::safe::disk_cache;
 use crate::cuda::safe::nvrtc::Nvrtc;
@@ -9,8 +9,8 @@ use std::time::Instant;
 const SOURCE: &str = include_str!("kernels.cu");
 const NAME: &std::ffi::CStr = c"kernels.cu";
 
-/// The CPU neither fuses multiply and add nor flushes subnormals, and divides exactly. All but the first are
-/// NVRTC's defaults.
+/// The CPU neither fuses multiply and add nor flushes subnormals, and divides exactly. All but the
+/// first are NVRTC's defaults.
 const OPTIONS: [&str; 4] = ["--fmad=false", "--ftz=false", "--prec-div=true", "--std=c++17"];
 
 /// The kernels' image (a CUBIN) for a GPU of this compute capability.
@@ -52,7 +52,8 @@ fn options_for(target: u32) -> Vec<String> {
     OPTIONS.into_iter().map(str::to_string).chain([target]).collect()
 }
 
-/// The best target that runs on this GPU: its own, or the nearest older one of the same major version.
+/// The best target that runs on this GPU: its own, or the nearest older one of the same major
+/// version.
 fn target_for((major, minor): (u32, u32), supported: &[u32]) -> Option<u32> {
     let runs = |known: &u32| known / 10 == major && known % 10 <= minor;
     supported.iter().copied().filter(runs).max()

@@ -1,5 +1,5 @@
-//! Runs the kernels on the CPU, for tests: kernels.cu itself, compiled for the host by the C++ compiler that the
-//! bridge needs anyway. tests/gpu/host_kernels/ says what this cannot show.
+//! Runs the kernels on the CPU, for tests: kernels.cu itself, compiled for the host by the C++
+//! compiler that the bridge needs anyway. tests/gpu/host_kernels/ says what this cannot show.
 
 use super::kernel::Kernel;
 use super::launch::LaunchConfig;
@@ -104,7 +104,8 @@ impl HostKernels {
         let (grid, block) = (<[u32; 3]>::from(launch.grid), <[u32; 3]>::from(launch.block));
         let mut arguments = arguments.to_vec();
         let mut addresses: Vec<_> = arguments.iter_mut().map(HostArgument::address).collect();
-        // SAFETY: number and types of the arguments were checked; the memory is the caller's promise.
+        // SAFETY: number and types of the arguments were checked; the memory is the caller's
+        // promise.
         let status = unsafe {
             let (grid, block) = (grid.as_ptr(), block.as_ptr());
             (self.run)(kernel.name().as_ptr(), grid, block, launch.shared, addresses.as_mut_ptr())
@@ -123,8 +124,8 @@ fn build() -> PathBuf {
     // CXX may contain options, as for the `cc` crate, which builds the bridge.
     let mut words = compiler.split_whitespace();
     let program = words.next().unwrap_or("c++");
-    // At every run: only the compiler knows whether an included file has changed. Under a name of this
-    // process until it is complete, because other processes may build it too.
+    // At every run: only the compiler knows whether an included file has changed. Under a name of
+    // this process until it is complete, because other processes may build it too.
     let new = own.with_extension(format!("host_kernels.{}.so", std::process::id()));
     let output = Command::new(program)
         .args(words)

@@ -43,8 +43,8 @@ impl Argument {
 }
 
 impl KernelModule {
-    /// Compiles the kernels for a device of this compute capability, or takes them from the cache, and
-    /// loads them.
+    /// Compiles the kernels for a device of this compute capability, or takes them from the cache,
+    /// and loads them.
     pub fn load(context: &Context, compute_capability: (u32, u32)) -> Result<KernelModule> {
         let image = compiled(compute_capability)?;
         let _guard = context.enter()?;
@@ -62,8 +62,8 @@ impl KernelModule {
     /// Enqueues a kernel.
     ///
     /// # Safety
-    /// The arguments are those that the kernel takes in kernels.cu, and its memory is of the stream's
-    /// device and valid when the stream gets there.
+    /// The arguments are those that the kernel takes in kernels.cu, and its memory is of the
+    /// stream's device and valid when the stream gets there.
     pub unsafe fn launch(
         &self,
         stream: &Stream,

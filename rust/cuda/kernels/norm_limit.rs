@@ -1,10 +1,10 @@
 //! The limit of a norm before NCCL adds those of all hosts.
 
-/// What each host's norm is capped at, so that no sum of finite norms becomes infinite: that would look like
-/// a poisoned chunk.
+/// What each host's norm is capped at, so that no sum of finite norms becomes infinite: that would
+/// look like a poisoned chunk.
 ///
-/// NCCL adds in an unknown order, and rounds. If the cap is a power of two, every partial sum is at most a
-/// multiple of it that a float can represent exactly, so rounding never exceeds that.
+/// NCCL adds in an unknown order, and rounds. If the cap is a power of two, every partial sum is at
+/// most a multiple of it that a float can represent exactly, so rounding never exceeds that.
 pub fn norm_limit(hosts: usize) -> f32 {
     if hosts <= 1 {
         return f32::MAX;

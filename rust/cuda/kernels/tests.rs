@@ -1,7 +1,7 @@
 //! Every kernel of kernels.cu, run on the CPU from the same source, against `compress`: bit by bit.
 //!
-//! All memory that a kernel is given has a margin, which must be as it was; and may begin at an address
-//! that is no multiple of 16 bytes.
+//! All memory that a kernel is given has a margin, which must be as it was; and may begin at an
+//! address that is no multiple of 16 bytes.
 
 use super::host::{HostArgument, HostKernels};
 use super::launch::{self, LaunchConfig};
@@ -453,8 +453,8 @@ fn check_accumulation(mut device: Device) {
     host.assert_is(&device, "after accumulation");
 }
 
-/// A whole step of some hosts on one side by kernels, on the other by `compress`. The ring of both is
-/// that of the CPU, but nothing that a hop rounds off comes back: NCCL gives nothing back.
+/// A whole step of some hosts on one side by kernels, on the other by `compress`. The ring of both
+/// is that of the CPU, but nothing that a hop rounds off comes back: NCCL gives nothing back.
 fn check_step(mut devices: Vec<Device>, count: usize, wire: Wire) {
     let mut hosts: Vec<Host> = devices.iter().map(Host::of).collect();
     let mut sums = vec![0.0; devices[0].grid.chunks()];
@@ -520,8 +520,8 @@ proptest! {
             1 => Just(f32::NAN), 1 => 1e-40f32..1e-30,
         ], 1000),
     ) {
-        // Sums of other ranks count too, so those here need not be the norms of these residuals, but
-        // they must be large enough for them.
+        // Sums of other ranks count too, so those here need not be the norms of these residuals,
+        // but they must be large enough for them.
         let mut host = Host::of(&device);
         let (norms, sums) = (device.accumulate().0, &sums[..device.grid.chunks()]);
         host.accumulate();

@@ -1,9 +1,9 @@
-//! A non-blocking NCCL communicator. No call waits for other ranks: [`Communicator::is_ready`] polls what a
-//! call has started.
+//! A non-blocking NCCL communicator. No call waits for other ranks: [`Communicator::is_ready`]
+//! polls what a call has started.
 //!
-//! One thread at a time is inside NCCL with it. It may be closed at any time, by finalizing or aborting it;
-//! after that no call starts and those that poll return. Closing may wait for other ranks inside NCCL, so it
-//! is done by [`close_in_background`].
+//! One thread at a time is inside NCCL with it. It may be closed at any time, by finalizing or
+//! aborting it; after that no call starts and those that poll return. Closing may wait for other
+//! ranks inside NCCL, so it is done by [`close_in_background`].
 
 use super::context::Context;
 use super::device_slice::DeviceSlice;
@@ -11,17 +11,18 @@ use super::nccl::{CommunicatorRank, Nccl, NcclTarget};
 use super::stream::Stream;
 use crate::cuda::sys::fault::{Fault, Result};
 use crate::cuda::sys::nccl::CommHandle;
+use crate::observe::threads;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long closing waits for a call inside NCCL to return. No call should take this long; one that does
-/// hangs, and only an abort ends it.
+/// How long closing waits for a call inside NCCL to return. No call should take this long; one that
+/// does hangs, and only an abort ends it.
 pub const CALL_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long NCCL may take to finalize, once all work on the device is done.
 pub const FINALIZE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often to poll NCCL before sleeping between polls. A call mostly takes microseconds, but the first
-/// one makes connections.
+/// How often to poll NCCL before sleeping between polls. A call mostly takes microseconds, but the
+/// first one makes connections.
 const EAGER_POLLS: usize = 100;
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
 
@@ -45,8 +46,8 @@ struct State {
     is_busy: bool,
 }
 
-// SAFETY: NCCL lets any thread use a communicator, one at a time, which `call` ensures. `abort` runs when no
-// call is in progress, or when one hangs, which nothing else could end.
+// SAFETY: NCCL lets any thread use a communicator, one at a time, which `call` ensures. `abort`
+// runs when no call is in progress, or when one hangs, which nothing else could end.
 unsafe impl Send for Communicator {}
 // SAFETY: as above.
 unsafe impl Sync for Communicator {}
@@ -85,8 +86,8 @@ impl Communicator {
         self.enqueue(stream, on_poll, |nccl, on| unsafe { nccl.all_reduce(slice, on) })
     }
 
-    /// Enqueues collectives on a stream of this device, and returns once they are there. If that takes
-    /// longer than usual, because NCCL makes connections, `on_poll` is called repeatedly.
+    /// Enqueues collectives on a stream of this device, and returns once they are there. If that
+    /// takes longer than usual, because NCCL makes connections, `on_poll` is called repeatedly.
     pub fn enqueue(
         &self,
         stream: &Stream,
@@ -97,8 +98,8 @@ impl Communicator {
         self.wait_ready(on_poll)
     }
 
-    /// Errors if something has failed that nobody waited for. Returns at once if another thread is inside
-    /// NCCL: that thread gets the error.
+    /// Errors if something has failed that nobody waited for. Returns at once if another thread is
+    /// inside NCCL: that thread gets the error.
     pub fn check_async_error(&self) -> Result<()> {
         let state = self.lock();
         match state.is_busy {
@@ -108,12 +109,12 @@ impl Communicator {
         }
     }
 
-    /// Closes it in order. All work on streams must be done; NCCL may still be sending what other ranks
-    /// wait for. Aborts if that takes too long. Does nothing if it is closed already.
+    /// Closes it in order. All work on streams must be done; NCCL may still be sending what other
+    /// ranks wait for. Aborts if that takes too long. Does nothing if it is closed already.
     pub fn finalize(&self) {
         let deadline = Instant::now() + FINALIZE_TIMEOUT;
-        // SAFETY: the handle is valid until it is closed, this is the only call, and the watchdog, which
-        // calls this, lets nobody enqueue anything more.
+        // SAFETY: the handle is valid until it is closed, this is the only call, and the watchdog,
+        // which calls this, lets nobody enqueue anything more.
         let started = self.call(|comm| unsafe { self.nccl.finalize(comm) });
         let finalized = started.and_then(|()| {
             self.wait_ready(&mut || match deadline <= Instant::now() {
@@ -131,7 +132,8 @@ impl Communicator {
         self.close("finalized", |comm| unsafe { self.nccl.destroy(comm) });
     }
 
-    /// Closes it together with whatever it is doing on the device. Does nothing if it is closed already.
+    /// Closes it together with whatever it is doing on the device. Does nothing if it is closed
+    /// already.
     pub fn abort(&self) {
         // SAFETY: no call starts any more; one that hangs inside NCCL is what an abort is for.
         self.close("aborted", |comm| unsafe { self.nccl.abort(comm) });
@@ -193,8 +195,8 @@ impl Communicator {
         }
         state.is_busy = true;
         drop(state);
-        // NCCL switches to its device and back to the thread's. A thread without a context would end up on
-        // device 0 and allocate memory there for nothing.
+        // NCCL switches to its device and back to the thread's. A thread without a context would
+        // end up on device 0 and allocate memory there for nothing.
         let outcome = self.context.enter().and_then(|_guard| work(self.comm));
         self.lock().is_busy = false;
         self.changed.notify_all();
@@ -210,9 +212,9 @@ impl Communicator {
     }
 }
 
-/// Closes communicators with [`Communicator::finalize`] or [`Communicator::abort`], each on a thread of its
-/// own: two on one stream wait for each other, so none may be closed before the rest. The receiver
-/// disconnects when all are closed; nobody has to wait for it.
+/// Closes communicators with [`Communicator::finalize`] or [`Communicator::abort`], each on a
+/// thread of its own: two on one stream wait for each other, so none may be closed before the rest.
+/// The receiver disconnects when all are closed; nobody has to wait for it.
 pub fn close_in_background(
     communicators: impl IntoIterator<Item = Arc<Communicator>>,
     close: fn(&Communicator),
@@ -220,8 +222,7 @@ pub fn close_in_background(
     let (sender, closed) = channel();
     for communicator in communicators {
         let (for_thread, sender) = (communicator.clone(), sender.clone());
-        let thread = std::thread::Builder::new().name("gflow-goodbye".to_string());
-        let started = thread.spawn(move || {
+        let started = threads::spawn("gflow-goodbye", move || {
             close(&for_thread);
             drop(sender);
         });

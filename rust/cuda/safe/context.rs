@@ -1,8 +1,10 @@
-//! The primary context of a device, which torch uses too. It is retained for the life of the process.
+//! The primary context of a device, which torch uses too. It is retained for the life of the
+//! process.
 //!
-//! Threads enter it for as long as they hold a [`ContextGuard`], which then restores the thread's own context.
-//! Meanwhile the thread's stream capture mode is "relaxed": `torch.cuda.graph()` captures in global mode, where
-//! a query or allocation on any other thread would invalidate the capture unless that thread opted out.
+//! Threads enter it for as long as they hold a [`ContextGuard`], which then restores the thread's
+//! own context. Meanwhile the thread's stream capture mode is "relaxed": `torch.cuda.graph()`
+//! captures in global mode, where a query or allocation on any other thread would invalidate the
+//! capture unless that thread opted out.
 
 use crate::cuda::sys::driver::{self, check};
 use crate::cuda::sys::fault::Result;

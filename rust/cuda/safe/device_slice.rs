@@ -1,5 +1,5 @@
-//! A typed range of device memory that somebody else owns. It is an address, not a borrow: enqueueing work on
-//! one is `unsafe`, because the memory has to outlive that work.
+//! A typed range of device memory that somebody else owns. It is an address, not a borrow:
+//! enqueueing work on one is `unsafe`, because the memory has to outlive that work.
 
 use crate::simd::element::Element;
 

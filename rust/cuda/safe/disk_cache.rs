@@ -1,5 +1,5 @@
-//! A cache on disk for what takes seconds to build and always comes out the same. It never causes a failure:
-//! files that are damaged, of another user, or cannot be written are rebuilt.
+//! A cache on disk for what takes seconds to build and always comes out the same. It never causes a
+//! failure: files that are damaged, of another user, or cannot be written are rebuilt.
 
 use sha2::{Digest, Sha256};
 use std::io::{self, Write};
@@ -23,7 +23,8 @@ fn folder_from(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
         .or_else(|| below("HOME", ".cache/gflow"))
 }
 
-/// Returns the cached entry `name`, or builds and keeps it. `key` is everything that the content depends on.
+/// Returns the cached entry `name`, or builds and keeps it. `key` is everything that the content
+/// depends on.
 pub fn get_or_build<E>(
     folder: Option<&Path>,
     name: &str,

@@ -1,4 +1,5 @@
-//! An event: a point in the order of a stream that another stream can wait for, and that the host can poll.
+//! An event: a point in the order of a stream that another stream can wait for, and that the host
+//! can poll.
 
 use super::context::Context;
 use crate::cuda::sys::driver::{self, check};

@@ -1,5 +1,5 @@
-//! Device memory that gflow owns. It is allocated and freed in the order of the one stream that uses it, so
-//! neither waits for the device, not even for one that hangs.
+//! Device memory that gflow owns. It is allocated and freed in the order of the one stream that
+//! uses it, so neither waits for the device, not even for one that hangs.
 
 use super::stream::Stream;
 use crate::cuda::sys::driver::check;

@@ -1,6 +1,7 @@
 //! NCCL as loaded into this process: its calls, with failures in words.
 //!
-//! Collectives are enqueued on a stream and run there later. A status unknown to this file keeps its number.
+//! Collectives are enqueued on a stream and run there later. A status unknown to this file keeps
+//! its number.
 
 use super::device_slice::DeviceSlice;
 use crate::cuda::sys::fault::{Fault, Result};
@@ -111,7 +112,8 @@ impl Nccl {
         }
     }
 
-    /// Starts to connect the ranks of a new communicator. Its device is that of the current context.
+    /// Starts to connect the ranks of a new communicator. Its device is that of the current
+    /// context.
     pub fn init_rank(&self, own: CommunicatorRank) -> Result<CommHandle> {
         let mut comm = std::ptr::null_mut();
         let (id, ranks, rank) = (own.id, to_c_int(own.ranks)?, to_c_int(own.rank)?);
@@ -157,7 +159,8 @@ impl Nccl {
         self.check("ncclCommAbort", status, None)
     }
 
-    /// Whether the host's part of what was started last is done. Errors if anything has failed since.
+    /// Whether the host's part of what was started last is done. Errors if anything has failed
+    /// since.
     ///
     /// # Safety
     /// The handle is valid, and no other thread uses it now: NCCL cleans up in this call.
@@ -183,8 +186,8 @@ impl Nccl {
     /// In-place all-reduce (sum).
     ///
     /// # Safety
-    /// For this and all collectives below: the elements are memory of the target's device, valid when the
-    /// stream gets there.
+    /// For this and all collectives below: the elements are memory of the target's device, valid
+    /// when the stream gets there.
     pub unsafe fn all_reduce(&self, slice: DeviceSlice, on: NcclTarget) -> Result<()> {
         let (at, count, dtype) = arguments(slice);
         let all_reduce = &self.functions.all_reduce;
@@ -193,8 +196,8 @@ impl Nccl {
         self.check("ncclAllReduce", status, Some(on.comm))
     }
 
-    /// Reduce-scatter (sum). `all` is the address of equal slices for every rank; this rank gets the sum of
-    /// its slice in `own`.
+    /// Reduce-scatter (sum). `all` is the address of equal slices for every rank; this rank gets
+    /// the sum of its slice in `own`.
     ///
     /// # Safety
     /// As above, for all slices.

@@ -1,5 +1,5 @@
-//! NVRTC as loaded into this process: compiles CUDA C++ source to an image for one GPU architecture. Needs
-//! neither a GPU nor the driver.
+//! NVRTC as loaded into this process: compiles CUDA C++ source to an image for one GPU
+//! architecture. Needs neither a GPU nor the driver.
 
 use crate::cuda::sys::fault::{Fault, Result};
 use crate::cuda::sys::library::{LoadedLibrary, load_nvrtc};
@@ -126,8 +126,8 @@ impl<'a> Program<'a> {
             options.iter().map(|option| c_string(option)).collect::<Result<_>>()?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let mut program = Program { nvrtc, handle: null_mut() };
-        // SAFETY: both strings are null-terminated, the source outlives the program, and there are no
-        // headers.
+        // SAFETY: both strings are null-terminated, the source outlives the program, and there are
+        // no headers.
         nvrtc.check("nvrtcCreateProgram", unsafe {
             let (source, name) = (source.as_ptr(), name.as_ptr());
             (functions.create)(&mut program.handle, source, name, 0, null(), null())

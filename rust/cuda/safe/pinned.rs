@@ -1,5 +1,5 @@
-//! Pinned host memory that a device copies to. It is reused but never freed: a device that hangs may still
-//! write to it.
+//! Pinned host memory that a device copies to. It is reused but never freed: a device that hangs
+//! may still write to it.
 
 use super::context::Context;
 use super::stream::Stream;
@@ -43,7 +43,8 @@ impl PinnedBuffer {
     /// Enqueues a copy of `words` words from device memory to here, starting at word `first`.
     ///
     /// # Safety
-    /// `from` is memory of the stream's device with that many words, valid when the stream gets there.
+    /// `from` is memory of the stream's device with that many words, valid when the stream gets
+    /// there.
     pub unsafe fn copy_from_device(
         &mut self,
         stream: &Stream,

@@ -1,5 +1,5 @@
-//! A stream that somebody else owns. Calls return as soon as the work is enqueued, except the few that
-//! say that they wait; those take a timeout.
+//! A stream that somebody else owns. Calls return as soon as the work is enqueued, except the few
+//! that say that they wait; those take a timeout.
 
 use super::context::Context;
 use super::event::Event;

@@ -15,7 +15,8 @@ pub fn init() -> Result<()> {
 }
 
 fn init_now() -> Result<()> {
-    // SAFETY: loading the driver only runs its initialisers. Ask first: cudarc panics if it is missing.
+    // SAFETY: loading the driver only runs its initialisers. Ask first: cudarc panics if it is
+    // missing.
     if !unsafe { sys::is_culib_present() } {
         return Err(Fault(
             "the CUDA driver was not found. Looked for libcuda.so and libcuda.so.1 in the system's \

@@ -1,6 +1,6 @@
-//! Finding and loading NCCL and NVRTC: first the copy that torch has already loaded, then the one in torch's
-//! wheel, then the system's. Loading a second copy beside torch's would break both, so the order matters.
-//! If none is found, the error lists every place that was tried.
+//! Finding and loading NCCL and NVRTC: first the copy that torch has already loaded, then the one
+//! in torch's wheel, then the system's. Loading a second copy beside torch's would break both, so
+//! the order matters. If none is found, the error lists every place that was tried.
 
 use super::fault::{Fault, Result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -23,8 +23,8 @@ pub struct LoadedLibrary {
 struct LibrarySpec {
     /// Its name in messages.
     what: &'static str,
-    /// Pairs of soname and folder, best first. The folder is where its wheel puts it, relative to the
-    /// `site-packages` that torch is in.
+    /// Pairs of soname and folder, best first. The folder is where its wheel puts it, relative to
+    /// the `site-packages` that torch is in.
     copies: &'static [(&'static str, &'static str)],
     /// What to do if it is missing.
     advice: &'static str,
@@ -134,8 +134,8 @@ fn reason(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), |source| source.to_string())
 }
 
-/// The `site-packages` folders that this process has torch loaded from: its libraries are mapped from
-/// torch/lib there.
+/// The `site-packages` folders that this process has torch loaded from: its libraries are mapped
+/// from torch/lib there.
 fn torch_folders(maps: &str) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = Vec::new();
     for line in maps.lines() {

@@ -37,8 +37,8 @@ impl NcclType {
     pub const BFLOAT16: NcclType = NcclType(9);
 }
 
-/// The first fields of `ncclConfig_t`, as of version 2.14. Later versions accept the short form and use
-/// their defaults for the rest.
+/// The first fields of `ncclConfig_t`, as of version 2.14. Later versions accept the short form and
+/// use their defaults for the rest.
 #[repr(C)]
 pub struct Config {
     size: usize,
