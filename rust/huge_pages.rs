@@ -1,30 +1,30 @@
-//! Huge pages for memory that is gone through from one end to the other: fewer misses of the
-//! processor's table of pages, and its prefetching does not stop at every 4 KiB.
+//! Huge pages for memory that is read from one end to the other: fewer TLB misses, and the CPU's
+//! prefetching doesn't stop every 4 KiB.
 
 use rustix::mm::{Advice, madvise};
 
-/// The size of a huge page on most systems; less than a few of them is not worth a call.
+/// The size of a huge page on most systems. Buffers of less than two aren't worth a call.
 const HUGE_PAGE: usize = 2 << 20;
 const PAGE: usize = 4 << 10;
 
-/// Asks the system for huge pages where this memory has not been touched yet. It may decline.
+/// Asks for huge pages where this memory hasn't been touched yet. The kernel may decline.
 ///
 /// # Safety
-/// The memory must be there, and private to this process. Its content stays what it is.
+/// The memory must be mapped and private to this process. Its content doesn't change.
 pub unsafe fn prefer(address: *mut u8, bytes: usize) {
     if bytes < 2 * HUGE_PAGE {
         return;
     }
     let start = (address as usize).next_multiple_of(PAGE);
     let end = (address as usize + bytes) / PAGE * PAGE;
-    // SAFETY: whole pages of the caller's memory; the advice changes no content.
+    // SAFETY: whole pages of the caller's memory; the advice doesn't change their content.
     let _ = unsafe { madvise(start as *mut _, end - start, Advice::LinuxHugepage) };
 }
 
-/// Zeros in memory of which the system was asked to make huge pages.
+/// Zeros, in huge pages if possible.
 pub fn zeros(count: usize) -> Vec<f32> {
     let mut zeros = vec![0.0; count];
-    // SAFETY: the vector's own memory; its zeros are pages that nobody has touched.
+    // SAFETY: the vector's own memory, still untouched zero pages.
     unsafe { prefer(zeros.as_mut_ptr().cast(), count * size_of::<f32>()) };
     zeros
 }

@@ -1,11 +1,10 @@
-//! A gradient: elements in memory, of one of the types that can be compressed. It must never be
-//! made of memory that is not whole, aligned elements of its type.
+//! A gradient: a mutable slice of one of the element types that can be compressed.
 
 use crate::simd::blocks::{bytes_of_mut, elements_of_mut};
 use crate::simd::element::Element;
 use std::ops::Range;
 
-/// The elements of a gradient, or of a chunk of it. 16-bit floats are given as their bits.
+/// A gradient or a part of one. 16-bit floats are stored as their bits.
 #[derive(Debug)]
 pub enum Gradient<'a> {
     F32(&'a mut [f32]),
@@ -14,8 +13,8 @@ pub enum Gradient<'a> {
 }
 
 impl<'a> Gradient<'a> {
-    /// The gradient in these bytes; None if elements of this type are not compressed, or if the
-    /// bytes are not aligned for them or not whole ones.
+    /// The gradient in these bytes; None if this element type isn't compressed, or if the bytes
+    /// aren't aligned or not a whole number of elements.
     pub fn from_bytes(bytes: &'a mut [u8], element: Element) -> Option<Gradient<'a>> {
         match element {
             Element::F32 => elements_of_mut(bytes).map(Gradient::F32),
@@ -33,7 +32,7 @@ impl<'a> Gradient<'a> {
         }
     }
 
-    /// How many elements it has.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         match self {
             Gradient::F32(numbers) => numbers.len(),
@@ -54,7 +53,7 @@ impl<'a> Gradient<'a> {
         }
     }
 
-    /// Keeps the elements before `middle`, and returns the others.
+    /// Keeps the elements before `middle` and returns the others.
     pub fn split_off(&mut self, middle: usize) -> Gradient<'a> {
         const WITHIN: &str = "the middle is within the gradient";
         match self {

@@ -6,21 +6,21 @@ use super::kernels::partial_sum::add_partial_sum_with;
 use super::kernels::residual::return_hop_error_with;
 use super::kernels::unpack::unpack_with;
 use super::reference::{self, Method, Rank};
-use super::samples::{ELEMENTS, OwnedGradient, bits, gradient, momenta, numbers, sets_here};
+use super::samples::{ELEMENTS, OwnedGradient, available_sets, bits, gradient, momenta, numbers};
 use super::{ChunkGrid, Wire, add_norms, fill, return_unpack_error, scale_for, select};
 use crate::simd::element::Element;
 use crate::simd::instruction_set::InstructionSet;
 use proptest::prelude::*;
 use std::ops::Range;
 
-/// The method by its kernels, with all ranks in one place.
+/// The method, put together from the kernels, for all ranks.
 struct Kernels {
     set: InstructionSet,
-    /// Bytes that are combined at a time.
+    /// Bytes that are added at a time.
     piece: usize,
 }
 
-/// What is compared of a step.
+/// The parts of a step that are compared.
 #[derive(Debug, Clone, PartialEq)]
 struct Outcome {
     sums: Vec<u32>,
@@ -59,19 +59,19 @@ impl Kernels {
         let mut chosen = Vec::new();
         select(&sums, method.count, &mut chosen);
         let (size, mut at) = (method.wire.element_bytes(), 0);
-        let mut places = Vec::new();
+        let mut slots = Vec::new();
         for chunk in &chosen {
             let range = grid.range(*chunk as usize);
-            places.push((range.clone(), at..at + range.len(), sums[*chunk as usize]));
+            slots.push((range.clone(), at..at + range.len(), sums[*chunk as usize]));
             at += range.len();
         }
         let scales: Vec<f32> =
-            places.iter().map(|(_, _, sum)| scale_for(*sum, method.wire)).collect();
+            slots.iter().map(|(_, _, sum)| scale_for(*sum, method.wire)).collect();
         let mut sent = vec![vec![0; at * size]; ranks.len()];
         for (rank, sent) in ranks.iter_mut().zip(&mut sent) {
-            for ((range, place, sum), scale) in places.iter().zip(&scales) {
+            for ((range, slot, sum), scale) in slots.iter().zip(&scales) {
                 if sum.is_finite() {
-                    let out = &mut sent[place.start * size..place.end * size];
+                    let out = &mut sent[slot.start * size..slot.end * size];
                     let residual = &mut rank.residual[range.clone()];
                     pack_with(self.set, residual, *scale, method.wire, out);
                     if method.momentum.is_some() {
@@ -83,16 +83,16 @@ impl Kernels {
 
         let (summed, rounded_off) = self.ring(method, &sent);
         for (rank, rounded_off) in ranks.iter_mut().zip(&rounded_off) {
-            for ((range, place, sum), scale) in places.iter().zip(&scales) {
+            for ((range, slot, sum), scale) in slots.iter().zip(&scales) {
                 if method.wire != Wire::F32 && sum.is_finite() {
                     let residual = &mut rank.residual[range.clone()];
-                    return_hop_error_with(self.set, residual, &rounded_off[place.clone()], *scale);
+                    return_hop_error_with(self.set, residual, &rounded_off[slot.clone()], *scale);
                 }
             }
         }
         for (index, gradient) in gradients.iter_mut().enumerate() {
-            for ((range, place, sum), scale) in places.iter().zip(&scales) {
-                let bytes = &summed[place.start * size..place.end * size];
+            for ((range, slot, sum), scale) in slots.iter().zip(&scales) {
+                let bytes = &summed[slot.start * size..slot.end * size];
                 let part = &mut gradient.borrow();
                 let part = &mut part.part(range.clone());
                 unpack_with(self.set, bytes, method.wire, *scale, part);
@@ -151,7 +151,7 @@ fn delivered_to_first(gradients: &[OwnedGradient]) -> Vec<u32> {
     bits(&gradients[0].numbers())
 }
 
-/// Equal parts that begin at multiples of 64 bytes, as the ring cuts.
+/// Equal parts that begin at multiples of 64 bytes, as in the ring.
 fn cut(bytes: usize, count: usize) -> Vec<Range<usize>> {
     let each = bytes.div_ceil(count).next_multiple_of(64);
     (0..count).map(|i| (i * each).min(bytes)..((i + 1) * each).min(bytes)).collect()
@@ -172,7 +172,7 @@ proptest! {
         momentum in momenta(),
         element in prop::sample::select(ELEMENTS.to_vec()),
         wire in prop::sample::select(Wire::ALL.to_vec()),
-        lanes in 1usize..3,
+        channels in 1usize..3,
         piece in 1usize..5,
     ) {
         let ranks: Vec<Rank> = ranks
@@ -182,7 +182,7 @@ proptest! {
                 Rank { gradient, ..rank }
             })
             .collect();
-        let parts = ranks.len() * lanes;
+        let parts = ranks.len() * channels;
         let cut = |bytes| cut(bytes, parts);
         let clears_velocity = true;
         let keeps_what_hops_lose = true;
@@ -199,13 +199,13 @@ proptest! {
             residuals: then.ranks.iter().map(|rank| bits(&rank.residual)).collect(),
             velocities: then.ranks.iter().map(|rank| bits(&rank.velocity)).collect(),
         };
-        for set in sets_here() {
+        for set in available_sets() {
             let kernels = Kernels { set, piece: piece * 64 };
             prop_assert_eq!(kernels.step(&method, &ranks), then.clone(), "{:?}", set);
         }
     }
 
-    /// With numbers of so few digits that no sum in f32 rounds, every digit can be accounted for.
+    /// With numbers of so few digits that no f32 sum rounds, every digit can be accounted for.
     #[test]
     fn nothing_is_lost_between_all_ranks(
         numbers in (1usize..300, 1usize..6).prop_flat_map(|(elements, ranks)| {

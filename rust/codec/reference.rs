@@ -1,6 +1,6 @@
-//! The reference: the whole method for one bucket, all ranks at once, one plain number after the
-//! other. It is what the kernels and the engine are tested against, so it must share no arithmetic
-//! with them: 16-bit floats are those of the `half` crate, in software.
+//! The reference: the whole method for one bucket and all ranks, in plain scalar code. Kernels and
+//! engine are tested against it, so it must share no arithmetic with them: its 16-bit floats are
+//! those of the `half` crate, in software.
 
 use super::Momentum;
 use super::Wire;
@@ -8,54 +8,55 @@ use crate::simd::element::Element;
 use half::{bf16, f16};
 use std::ops::Range;
 
-/// What a rank has. A gradient or delivered value of 16 bits is given as the f32 that it is.
+/// A rank's state. 16-bit gradients and delivered values are given as f32.
 #[derive(Debug, Clone)]
 pub(crate) struct Rank {
     pub gradient: Vec<f32>,
     pub residual: Vec<f32>,
-    /// Not looked at without momentum.
+    /// Unused without momentum.
     pub velocity: Vec<f32>,
 }
 
-/// How it is done, the same on all ranks.
+/// The options, the same on all ranks.
 pub(crate) struct Method<'a> {
-    /// Elements in a chunk, and how many chunks are sent.
+    /// Elements in a chunk.
     pub chunk: usize,
+    /// Chunks that are sent.
     pub count: usize,
     pub wire: Wire,
     pub momentum: Option<Momentum>,
-    /// Whether a chunk that is sent takes its velocity along.
+    /// Whether sending a chunk clears its velocity.
     pub clears_velocity: bool,
     /// The type of the gradient.
     pub element: Element,
-    /// How so many bytes on the wire are cut for the ring: as many ranges as ranks, or several
-    /// times as many, where they are spread over several rings.
+    /// How a number of bytes on the wire is cut for the ring: one range per rank, or several per
+    /// rank if the ring has several channels.
     pub cut: &'a dyn Fn(usize) -> Vec<Range<usize>>,
-    /// Whether what a hop rounds off goes back to the residual. NCCL's hops do not say what that is.
+    /// Whether the rounding error of a hop returns to the residual. NCCL doesn't report it.
     pub keeps_what_hops_lose: bool,
 }
 
-/// What came of a step. The ranks' residuals and velocities are new; their gradients have been
-/// replaced by what was delivered, which is the same for all.
+/// The result of a step. `ranks` have their new residuals and velocities, and the delivered
+/// gradient, which is the same for all.
 pub(crate) struct Step {
     pub ranks: Vec<Rank>,
-    /// Of each chunk, the sum of the ranks' norms.
+    /// The sum of the ranks' norms, per chunk.
     pub sums: Vec<f32>,
     pub chosen: Vec<u32>,
-    /// Of each chosen chunk.
+    /// Per chosen chunk.
     pub scales: Vec<f32>,
-    /// Of each rank, the bytes of all chosen chunks.
+    /// The bytes of all chosen chunks, per rank.
     pub sent: Vec<Vec<u8>>,
-    /// What the ring made of those.
+    /// The ring's sum of those.
     pub summed: Vec<u8>,
     pub delivered: Vec<f32>,
 }
 
-/// One step of all ranks, which stand in the ring in their order.
+/// One step of all ranks, which form the ring in their order.
 ///
 /// A chunk that is poisoned on any rank is delivered as infinity or NaN to all, and nothing of it
-/// is sent: if it is chosen for want of others, zeros are. A rank on which it is poisoned keeps
-/// residual and velocity as they were; the others keep their gradient in the residual.
+/// is sent: if it is chosen for lack of others, zeros are sent. A rank on which it is poisoned
+/// keeps its old residual and velocity; the others keep their gradient in the residual.
 pub(crate) fn step(method: &Method, before: &[Rank]) -> Step {
     let mut ranks = before.to_vec();
     let elements = before[0].gradient.len();
@@ -167,7 +168,7 @@ pub(crate) fn accumulate(
     (gradient_norm.min(f32::MAX), norm(residual).min(f32::MAX))
 }
 
-/// The sum of magnitudes: every 32nd one after the other, then the 32 sums by halves.
+/// The sum of magnitudes: 32 interleaved sums, then those added by halving.
 pub(crate) fn norm(numbers: &[f32]) -> f32 {
     let mut sums: Vec<f32> = (0..32)
         .map(|lane| numbers.iter().skip(lane).step_by(32).fold(0.0, |sum, x| sum + x.abs()))
@@ -186,7 +187,7 @@ fn add_norm(total: f32, more: f32) -> f32 {
 
 pub(crate) fn select(sums: &[f32], count: usize) -> Vec<u32> {
     let mut order: Vec<u32> = (0..sums.len() as u32).collect();
-    // Sorting is stable: equal ones stay in the order of their indices.
+    // The sort is stable: ties stay in the order of their indices.
     order.sort_by(|a, b| {
         let (a, b) = (sums[*a as usize], sums[*b as usize]);
         match (a.is_finite(), b.is_finite()) {
@@ -214,7 +215,7 @@ pub(crate) fn scale_for(sum: f32, wire: Wire) -> f32 {
     scale as f32
 }
 
-/// Appends what is sent of a chunk.
+/// Appends what a chunk sends.
 pub(crate) fn pack(residual: &mut [f32], scale: f32, wire: Wire, sent: &mut Vec<u8>) {
     for residual in residual {
         let limit = match wire {
@@ -229,9 +230,8 @@ pub(crate) fn pack(residual: &mut [f32], scale: f32, wire: Wire, sent: &mut Vec<
     }
 }
 
-/// The sum of what the ranks sent, as the ring makes it: the ranges go round, the one with number
-/// `c` from rank `c` on, and are rounded at every rank that adds its own. Of each rank, what its
-/// additions lost.
+/// The sum of what the ranks sent, as the ring calculates it: range number `c` starts at rank `c`
+/// and is rounded at every rank that adds its share. Also returns each rank's rounding errors.
 fn ring(method: &Method, sent: &[Vec<u8>]) -> (Vec<u8>, Vec<Vec<f32>>) {
     let (wire, ranks) = (method.wire, sent.len());
     let mut rounded_off = vec![vec![0.0; sent[0].len() / bytes(wire)]; ranks];
@@ -253,7 +253,7 @@ fn ring(method: &Method, sent: &[Vec<u8>]) -> (Vec<u8>, Vec<Vec<f32>>) {
     (summed, rounded_off)
 }
 
-/// The sum as it can be sent on, and what that loses.
+/// The sum, rounded to the wire format, and the rounding error.
 pub(crate) fn hop_sum(wire: Wire, incoming: f32, own: f32) -> (f32, f32) {
     let mut bytes = Vec::new();
     write(wire, &mut bytes, incoming + own);
@@ -261,7 +261,7 @@ pub(crate) fn hop_sum(wire: Wire, incoming: f32, own: f32) -> (f32, f32) {
     if wire == Wire::F32 || !rounded.is_finite() {
         return (rounded, 0.0);
     }
-    // In this order no difference has more digits than f64 has.
+    // In this order no difference has more digits than an f64.
     let (large, small) = match incoming.abs() > own.abs() {
         true => (f64::from(incoming), f64::from(own)),
         false => (f64::from(own), f64::from(incoming)),
@@ -292,7 +292,7 @@ pub(crate) fn write(wire: Wire, to: &mut Vec<u8>, number: f32) {
     }
 }
 
-/// The nearest number that an element of this type can be.
+/// The nearest number that this element type can represent.
 pub(crate) fn rounded_to(element: Element, number: f32) -> f32 {
     match element {
         Element::F16 => f16::from_f32_const(number).to_f32_const(),

@@ -6,12 +6,12 @@ use crate::simd::instruction_set::InstructionSet;
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-/// The instruction sets that can be tested here.
-pub fn sets_here() -> impl Iterator<Item = InstructionSet> {
+/// The instruction sets of this CPU.
+pub fn available_sets() -> impl Iterator<Item = InstructionSet> {
     InstructionSet::ALL.iter().copied().filter(|set| set.is_available())
 }
 
-/// Any magnitude, of every size equally often, and often a special one.
+/// Any magnitude, every exponent equally often, and often a special one.
 pub fn any_magnitude() -> impl Strategy<Value = f32> {
     let specials = vec![
         0.0,
@@ -38,7 +38,7 @@ pub fn any_finite() -> impl Strategy<Value = f32> {
         .prop_map(|(number, minus)| if minus { -number } else { number })
 }
 
-/// So many numbers: mostly such as gradients have, at times of any size, or even not finite.
+/// Finite numbers: mostly like those of gradients, sometimes of any size.
 pub fn numbers(count: usize) -> impl Strategy<Value = Vec<f32>> {
     let ordinary = prop::collection::vec(-1.0f32..1.0, count);
     let size = (any_magnitude(), ordinary.clone());
@@ -48,7 +48,7 @@ pub fn numbers(count: usize) -> impl Strategy<Value = Vec<f32>> {
     prop_oneof![3 => ordinary, 3 => of_one_size, 1 => of_any_size]
 }
 
-/// The same, but perhaps with some that are not finite.
+/// Like [`numbers`], but some may not be finite.
 pub fn gradient(count: usize) -> impl Strategy<Value = Vec<f32>> {
     let bad = prop::sample::select(vec![f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
     let some_bad = prop_oneof![
@@ -66,12 +66,12 @@ pub fn gradient(count: usize) -> impl Strategy<Value = Vec<f32>> {
     })
 }
 
-/// How many elements: mostly less than a few blocks, at times more.
+/// A number of elements: mostly less than a few blocks, sometimes more.
 pub fn lengths() -> impl Strategy<Value = usize> {
     prop_oneof![4 => 0usize..100, 1 => 100usize..1000]
 }
 
-/// The bits, with one NaN for all: which one it is, is nobody's business.
+/// The bits, with the same NaN for all NaNs: payloads don't matter.
 pub fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }).collect()
 }
@@ -126,7 +126,7 @@ pub fn momenta() -> impl Strategy<Value = Option<Momentum>> {
     prop::option::of(some.prop_map(|(factor, nesterov)| Momentum { factor, nesterov }))
 }
 
-/// Sums of norms, often equal, at times negative or not finite.
+/// Sums of norms: often equal, sometimes negative or not finite.
 pub fn sums() -> impl Strategy<Value = Vec<f32>> {
     let few = prop::sample::select(vec![0.0, -0.0, 1.0, 2.0, 1e-40, f32::MAX]);
     let not_finite =

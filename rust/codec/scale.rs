@@ -1,30 +1,30 @@
-//! The scale: the power of two that a chunk is multiplied by on the wire. A product with it
-//! rounds nothing. It must come from the sum of all ranks' norms alone, which all ranks share.
+//! The scale: the power of two that a chunk is multiplied by on the wire, which rounds nothing. It
+//! must be derived only from the sum of all ranks' norms, which all ranks share.
 
 use super::wire::Wire;
 
-/// A scaled sum is at most this, half of what half precision can express.
+/// A scaled sum is at most 2 to this power: half of what half precision can represent.
 const LARGEST_SUM_EXPONENT: i32 = 15;
-/// So that the scale and its inverse are both normal numbers.
+/// Keeps both the scale and its inverse normal numbers.
 const LARGEST_SCALE_EXPONENT: i32 = 126;
 
 /// The scale for a chunk with this sum of the ranks' L1 norms.
 ///
-/// Half precision has few exponents, so there it is the largest with which the sum is at most
-/// 32768. No element of any rank, and no sum of some ranks' elements, is larger than the sum of
-/// the norms, so none overflows on the way. (The half that is left is for roundings: of each hop
-/// a part in 2048, so it is enough for more than a thousand hops; of the norms' own sum much
-/// less; and a norm is never rounded below the largest of its elements.)
+/// Half precision has few exponents, so there the scale is the largest that keeps the sum at or
+/// below 32768. No element of any rank, and no sum of some ranks' elements, exceeds the sum of the
+/// norms, so none overflows on the way. (The other half of the range is for rounding: each hop
+/// rounds by one part in 2048, so it is enough for more than a thousand hops; the norms' own sum
+/// rounds much less; and a norm is never rounded below the largest of its elements.)
 ///
-/// The other wires have the exponents of f32 and need none. Nor does a sum of zero, nor one that
-/// is infinite or NaN, whose chunk is not sent.
+/// The scale is 1 for the other formats, which have the exponents of f32; for a sum of zero; and
+/// for a sum that is infinite or NaN, whose chunk isn't sent.
 pub fn scale_for(sum: f32, wire: Wire) -> f32 {
     if wire != Wire::F16 || !sum.is_finite() || sum <= 0.0 {
         return 1.0;
     }
     if sum == f32::MAX {
-        // It may have been clamped. Then it bounds single elements, but not their sum. With the
-        // least scale an element is less than 4, which leaves room for thousands of them.
+        // It may have been clamped, and then bounds single elements but not their sum. With the
+        // smallest scale an element is less than 4, so thousands of them still fit.
         return power_of_two(-LARGEST_SCALE_EXPONENT);
     }
     let (exponent, mantissa) = ((sum.to_bits() >> 23) as i32 - 127, sum.to_bits() & 0x7f_ffff);

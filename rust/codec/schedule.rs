@@ -1,22 +1,22 @@
 //! The schedule: how much of a gradient is sent at which step.
 //!
-//! Every rank must come to the same number, whatever CPU and C library it runs on. So only
-//! operations of which IEEE 754 fixes every bit may be used here: sums, products, quotients and
-//! square roots, never `powf`, `exp` or `ln`.
+//! Every rank must get the same number, whatever CPU and C library it runs on. So this file may
+//! only use operations that IEEE 754 defines to the bit (sums, products, quotients and square
+//! roots), never `powf`, `exp` or `ln`.
 
-/// Dense for a while, then ever less, down to the density.
+/// Dense warm-up, then a ramp down to the final density.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Schedule {
-    /// The fraction of chunks that is sent in the end; more than 0, at most 1.
+    /// The final fraction of chunks that is sent; more than 0, at most 1.
     pub density: f64,
-    /// Steps that are dense and exact.
+    /// Steps that send everything, exactly.
     pub warmup_steps: u64,
-    /// Steps after those, in which the density falls by the same factor each.
+    /// Steps after the warm-up in which the density falls by a constant factor.
     pub ramp_steps: u64,
 }
 
 impl Schedule {
-    /// The fraction of chunks to send at this step; None is all of them, exactly.
+    /// The fraction of chunks to send at this step; None for all of them, exactly.
     pub fn density_at(&self, step: u64) -> Option<f64> {
         let sparse_steps = step.checked_sub(self.warmup_steps)?.saturating_add(1);
         if sparse_steps >= self.ramp_steps {
@@ -26,8 +26,8 @@ impl Schedule {
     }
 }
 
-/// How many of `chunks` chunks are sent: the fraction, rounded up, but not by the noise of a
-/// product (0.1 * 30 is a little more than 3). At least one, if there are any.
+/// How many of `chunks` chunks to send: the fraction, rounded up, but not because of floating-point
+/// noise (0.1 * 30 is a little more than 3). At least one, if there are any.
 pub fn chunks_to_send(chunks: usize, density: f64) -> usize {
     const NOISE: f64 = 1e-9;
     let exact = density * chunks as f64;
@@ -36,10 +36,10 @@ pub fn chunks_to_send(chunks: usize, density: f64) -> usize {
     (count as usize).max(1).min(chunks)
 }
 
-/// base ^ (numerator / denominator), for an exponent less than 1. Its binary digits say which of
-/// the square root, the root of that, and so on, are factors.
+/// base ^ (numerator / denominator), for an exponent less than 1. The exponent's binary digits say
+/// which of the square root, the fourth root, and so on, are factors.
 fn power(base: f64, numerator: u64, denominator: u64) -> f64 {
-    // As many digits as an f64 has; those below would not change the product any more.
+    // As many digits as an f64 has; further ones would not change the product.
     const DIGITS: u32 = 53;
     let (mut rest, denominator) = (u128::from(numerator), u128::from(denominator));
     let (mut root, mut product) = (base, 1.0);

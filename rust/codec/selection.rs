@@ -1,34 +1,34 @@
-//! Selection: which chunks are sent. All ranks have the same sums and must come to the same
-//! chunks, so nothing may depend on chance, on time, or on who asks.
+//! Selection: which chunks are sent. All ranks have the same sums and must select the same chunks,
+//! so nothing here may depend on chance, time or the rank.
 
-/// The indices of the `count` chunks with the largest sums, in ascending order. Of equal ones the
-/// lower index comes first. A sum that is infinite or NaN ranks below all others: that chunk has
-/// nothing to send. In time proportional to the chunks; `chosen` is overwritten.
+/// Fills `chosen` with the indices of the `count` chunks with the largest sums, in ascending order.
+/// The lower index wins a tie. A sum that is infinite or NaN ranks below all others, because such a
+/// chunk has nothing to send. Takes linear time.
 pub fn select(sums: &[f32], count: usize, chosen: &mut Vec<u32>) {
     chosen.clear();
     let count = count.min(sums.len());
     if count == 0 {
         return;
     }
-    // First the keys stand where the indices will: the least of those that are chosen, and how
-    // many are above it, say all there is to know.
-    chosen.extend(sums.iter().map(|sum| rank(*sum)));
+    // `chosen` first holds the sort keys. The smallest key that is chosen, and how many are above
+    // it, determine everything.
+    chosen.extend(sums.iter().map(|sum| sort_key(*sum)));
     let least = *chosen.select_nth_unstable_by(count - 1, |a, b| b.cmp(a)).1;
-    let mut equal_ones = count - chosen[..count].iter().filter(|key| **key > least).count();
+    let mut ties_left = count - chosen[..count].iter().filter(|key| **key > least).count();
     chosen.clear();
     let is_chosen = |(index, sum): (usize, &f32)| {
-        let key = rank(*sum);
-        let counts_as_equal = key == least && equal_ones > 0;
-        equal_ones -= usize::from(counts_as_equal);
-        (key > least || counts_as_equal).then_some(index as u32)
+        let key = sort_key(*sum);
+        let wins_tie = key == least && ties_left > 0;
+        ties_left -= usize::from(wins_tie);
+        (key > least || wins_tie).then_some(index as u32)
     };
     chosen.extend(sums.iter().enumerate().filter_map(is_chosen));
 }
 
-/// An integer that is in the order of the sums, with 0 for infinity and NaN.
-fn rank(sum: f32) -> u32 {
+/// An integer that sorts like the sums; 0 for infinity and NaN.
+fn sort_key(sum: f32) -> u32 {
     const SIGN: u32 = 1 << 31;
-    // Zeros differ in their sign, but must not differ in their rank.
+    // Adding zero drops the sign of a zero, so that both zeros tie.
     let bits = (sum + 0.0).to_bits();
     match sum.is_finite() {
         false => 0,

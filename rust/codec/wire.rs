@@ -1,7 +1,6 @@
-//! The wire: the float that a gradient travels as. It must never guess: a name it does not know
-//! is None.
+//! The float format in which a gradient travels.
 
-/// A kind of float on the wire.
+/// A float format on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wire {
     F16,
@@ -19,7 +18,7 @@ impl Wire {
         }
     }
 
-    /// What it is called in the options.
+    /// Its name in the options.
     pub fn name(self) -> &'static str {
         match self {
             Wire::F16 => "fp16",

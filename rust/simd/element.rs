@@ -35,7 +35,7 @@ impl Element {
     }
 }
 
-/// What the ranks' elements are made into.
+/// How the ranks' elements are combined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduction {
     Sum,

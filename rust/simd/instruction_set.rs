@@ -1,10 +1,10 @@
-//! The instruction sets that the kernels are compiled for. A set must never be used before
-//! [`InstructionSet::is_available`] has said yes: the CPU would stop the process.
+//! The instruction sets that kernels are compiled for. Never use a set before checking
+//! [`InstructionSet::is_available`]: an unknown instruction kills the process.
 
-/// A set of instructions, from the least to the most able.
+/// An instruction set, in ascending order of capability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InstructionSet {
-    /// What every CPU of this architecture has: SSE2 on x86-64, NEON on aarch64.
+    /// The architecture's baseline: SSE2 on x86-64, NEON on aarch64.
     Portable,
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -19,13 +19,13 @@ impl InstructionSet {
     #[cfg(not(target_arch = "x86_64"))]
     pub const ALL: &[InstructionSet] = &[InstructionSet::Portable];
 
-    /// The most able set of this CPU. Cheap: std asks the CPU once and remembers.
+    /// The most capable set of this CPU. Cheap: std queries the CPU once and caches the answer.
     pub fn best() -> InstructionSet {
-        let here = InstructionSet::ALL.iter().rev().find(|set| set.is_available());
-        here.copied().unwrap_or(InstructionSet::Portable)
+        let best = InstructionSet::ALL.iter().rev().find(|set| set.is_available());
+        best.copied().unwrap_or(InstructionSet::Portable)
     }
 
-    /// Whether this CPU has them, and the operating system lets them be used.
+    /// Whether this CPU has the instructions and the operating system enables them.
     pub fn is_available(self) -> bool {
         match self {
             InstructionSet::Portable => true,
@@ -48,8 +48,8 @@ impl InstructionSet {
 }
 
 /// Compiles a function body for each instruction set, as `portable`, `avx2` and `avx512` in a
-/// module of the given name. The body must be `#[inline(always)]` all the way down, or a part of
-/// it stays compiled for the portable set.
+/// module of the given name. The body must be `#[inline(always)]` all the way down; anything that
+/// isn't stays compiled for the portable set.
 macro_rules! for_each_instruction_set {
     (
         mod $module:ident = $body:ident;
@@ -67,7 +67,7 @@ macro_rules! for_each_instruction_set {
             }
 
             /// # Safety
-            /// As for the body, and `InstructionSet::Avx2` are here.
+            /// As for the body, and `InstructionSet::Avx2` is available.
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,f16c,fma")]
             pub unsafe fn avx2<$($type: $bound),*>($($argument: $of),*) $(-> $result)? {
@@ -76,7 +76,7 @@ macro_rules! for_each_instruction_set {
             }
 
             /// # Safety
-            /// As for the body, and `InstructionSet::Avx512` are here.
+            /// As for the body, and `InstructionSet::Avx512` is available.
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,f16c,fma,avx512f,avx512bw,avx512dq,avx512vl")]
             pub unsafe fn avx512<$($type: $bound),*>($($argument: $of),*) $(-> $result)? {

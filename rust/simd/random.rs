@@ -1,5 +1,5 @@
-//! Random numbers for tests that need more of them than proptest makes in good time. They repeat with
-//! their seed, which must not be zero.
+//! Random numbers for tests that need more of them than proptest can generate quickly. The same
+//! seed, which must not be zero, gives the same numbers.
 
 /// xorshift64: fast enough to make every element of every case.
 pub struct Random(pub u64);

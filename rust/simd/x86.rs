@@ -1,30 +1,30 @@
-//! Floats by the register. For half precision x86 has instructions that convert, which the
-//! compiler does not find by itself in a loop over single elements.
+//! Registers of floats as numbers. x86 has instructions to convert half precision, which the
+//! compiler doesn't find in a loop over single elements.
 //!
-//! The types here must never be named but by the kernels of their instruction set; that is what
-//! makes each `unsafe` here sound.
+//! Only kernels compiled for a type's instruction set may use it; every `unsafe` here relies on
+//! that.
 
 use super::half_precision::BF16;
 use super::number::{Divisible, Float, Number, Pair, Pod, Stored};
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-/// A register full of half-precision floats in memory, for AVX2 with F16C.
+/// A register of half-precision floats as stored in memory, for AVX2 with F16C.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct F16x16([u16; 16]);
 
-/// A register full of half-precision floats in memory, for AVX-512.
+/// A register of half-precision floats as stored in memory, for AVX-512.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct F16x32([u16; 32]);
 
-/// Half a register of bfloat16 floats in memory, for AVX2.
+/// Half a register of bfloat16 floats as stored in memory, for AVX2.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct BF16x8([u16; 8]);
 
-/// Half a register of bfloat16 floats in memory, for AVX-512.
+/// Half a register of bfloat16 floats as stored in memory, for AVX-512.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct BF16x16([u16; 16]);
@@ -42,7 +42,7 @@ pub struct F32x16(__m512);
 macro_rules! pod {
     ($($numbers:ident),*) => {
         $(
-            // SAFETY: an array of integers, or a register of floats, and nothing else.
+            // SAFETY: an array of integers or a register of floats.
             unsafe impl Pod for $numbers {}
         )*
     };
@@ -57,7 +57,7 @@ impl Stored for F16x16 {
     #[inline(always)]
     fn widen(self) -> Pair<F32x8> {
         let halves = self.0.as_ptr().cast::<__m128i>();
-        // SAFETY: only kernels for AVX2 name this type; the array has the 32 bytes read.
+        // SAFETY: only AVX2 kernels use this type; the array has the 32 bytes read.
         unsafe {
             let first = _mm256_cvtph_ps(_mm_loadu_si128(halves));
             let second = _mm256_cvtph_ps(_mm_loadu_si128(halves.add(1)));
@@ -69,11 +69,11 @@ impl Stored for F16x16 {
     fn narrow(numbers: Pair<F32x8>) -> F16x16 {
         const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
         let mut halves = [0; 16];
-        // SAFETY: only kernels for AVX2 name this type; the array has the 32 bytes written.
+        // SAFETY: only AVX2 kernels use this type; the array has the 32 bytes written.
         unsafe {
             let first = _mm256_cvtps_ph::<NEAREST>(numbers.0.0);
             let second = _mm256_cvtps_ph::<NEAREST>(numbers.1.0);
-            // One store, not two: in this loop the stores are what takes the time.
+            // One store, not two: stores are this loop's bottleneck.
             _mm256_storeu_si256(halves.as_mut_ptr().cast(), _mm256_set_m128i(second, first));
         }
         F16x16(halves)
@@ -87,7 +87,7 @@ impl Stored for F16x32 {
     #[inline(always)]
     fn widen(self) -> Pair<F32x16> {
         let halves = self.0.as_ptr().cast::<__m256i>();
-        // SAFETY: only kernels for AVX-512 name this type; the array has the 64 bytes read.
+        // SAFETY: only AVX-512 kernels use this type; the array has the 64 bytes read.
         unsafe {
             let first = _mm512_cvtph_ps(_mm256_loadu_si256(halves));
             let second = _mm512_cvtph_ps(_mm256_loadu_si256(halves.add(1)));
@@ -99,7 +99,7 @@ impl Stored for F16x32 {
     fn narrow(numbers: Pair<F32x16>) -> F16x32 {
         const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
         let mut halves = [0; 32];
-        // SAFETY: only kernels for AVX-512 name this type; the array has the 64 bytes written.
+        // SAFETY: only AVX-512 kernels use this type; the array has the 64 bytes written.
         unsafe {
             let first = _mm512_castsi256_si512(_mm512_cvtps_ph::<NEAREST>(numbers.0.0));
             let second = _mm512_cvtps_ph::<NEAREST>(numbers.1.0);
@@ -110,8 +110,8 @@ impl Stored for F16x32 {
     }
 }
 
-/// In order, unlike `half_precision::BF16x2`: these meet numbers that lie in memory as f32.
-macro_rules! brain_floats {
+/// In order, unlike `half_precision::BF16x2`, because these are combined with f32 from memory.
+macro_rules! bfloat16 {
     ($stored:ident, $numbers:ident, $count:literal) => {
         impl Stored for $stored {
             type Number = $numbers;
@@ -123,7 +123,7 @@ macro_rules! brain_floats {
                 for (number, bits) in numbers.iter_mut().zip(self.0) {
                     *number = BF16(bits).widen();
                 }
-                // SAFETY: a register of floats and an array of them are the same bits.
+                // SAFETY: a register of floats and an array of them have the same bits.
                 unsafe { transmute::<[f32; $count], $numbers>(numbers) }
             }
 
@@ -141,8 +141,8 @@ macro_rules! brain_floats {
     };
 }
 
-brain_floats!(BF16x8, F32x8, 8);
-brain_floats!(BF16x16, F32x16, 16);
+bfloat16!(BF16x8, F32x8, 8);
+bfloat16!(BF16x16, F32x16, 16);
 
 macro_rules! stored_as_itself {
     ($($numbers:ident: $count:literal),*) => {
@@ -166,11 +166,11 @@ macro_rules! stored_as_itself {
 stored_as_itself!(F32x8: 8, F32x16: 16);
 
 macro_rules! register {
-    ($numbers:ident: $add:ident $subtract:ident $multiply:ident $divide:ident $repeat:ident $min:ident $max:ident $unless_nan:ident $magnitude:ident $if_finite:ident) => {
+    ($numbers:ident: $add:ident $subtract:ident $multiply:ident $divide:ident $splat:ident $min:ident $max:ident $unless_nan:ident $abs:ident $if_finite:ident) => {
         impl Number for $numbers {
             #[inline(always)]
             fn add(self, other: Self) -> Self {
-                // SAFETY: only kernels for this instruction set name this type.
+                // SAFETY: only kernels for this instruction set use this type.
                 Self(unsafe { $add(self.0, other.0) })
             }
 
@@ -182,7 +182,7 @@ macro_rules! register {
 
             #[inline(always)]
             fn smaller(self, other: Self) -> Self {
-                // The instruction gives the second where they are equal or either is NaN.
+                // The instruction returns the second where both are equal or either is NaN.
                 // SAFETY: as for `add`.
                 Self(unsafe { $unless_nan(self.0, $min(self.0, other.0)) })
             }
@@ -198,7 +198,7 @@ macro_rules! register {
             #[inline(always)]
             fn divide(self, by: usize) -> Self {
                 // SAFETY: as for `add`.
-                Self(unsafe { $divide(self.0, $repeat(by as f32)) })
+                Self(unsafe { $divide(self.0, $splat(by as f32)) })
             }
         }
 
@@ -206,7 +206,7 @@ macro_rules! register {
             #[inline(always)]
             fn splat(number: f32) -> Self {
                 // SAFETY: as for `add`.
-                Self(unsafe { $repeat(number) })
+                Self(unsafe { $splat(number) })
             }
 
             #[inline(always)]
@@ -218,7 +218,7 @@ macro_rules! register {
             #[inline(always)]
             fn abs(self) -> Self {
                 // SAFETY: as for `add`.
-                Self(unsafe { $magnitude(self.0) })
+                Self(unsafe { $abs(self.0) })
             }
 
             #[inline(always)]
@@ -230,23 +230,23 @@ macro_rules! register {
     };
 }
 
-register!(F32x8: _mm256_add_ps _mm256_sub_ps _mm256_mul_ps _mm256_div_ps _mm256_set1_ps _mm256_min_ps _mm256_max_ps unless_nan_8 magnitude_8 if_finite_8);
+register!(F32x8: _mm256_add_ps _mm256_sub_ps _mm256_mul_ps _mm256_div_ps _mm256_set1_ps _mm256_min_ps _mm256_max_ps unless_nan_8 abs_8 if_finite_8);
 register!(F32x16: _mm512_add_ps _mm512_sub_ps _mm512_mul_ps _mm512_div_ps _mm512_set1_ps _mm512_min_ps _mm512_max_ps unless_nan_16 _mm512_abs_ps if_finite_16);
 
-/// `chosen`, but `first` where that is NaN.
+/// `chosen`, except `first` where `first` is NaN.
 ///
 /// # Safety
-/// AVX2 is here.
+/// AVX2 is available.
 #[inline(always)]
 unsafe fn unless_nan_8(first: __m256, chosen: __m256) -> __m256 {
     // SAFETY: the caller's promise.
     unsafe { _mm256_blendv_ps(chosen, first, _mm256_cmp_ps::<_CMP_UNORD_Q>(first, first)) }
 }
 
-/// `chosen`, but `first` where that is NaN.
+/// `chosen`, except `first` where `first` is NaN.
 ///
 /// # Safety
-/// AVX-512 is here.
+/// AVX-512 is available.
 #[inline(always)]
 unsafe fn unless_nan_16(first: __m512, chosen: __m512) -> __m512 {
     // SAFETY: the caller's promise.
@@ -254,9 +254,9 @@ unsafe fn unless_nan_16(first: __m512, chosen: __m512) -> __m512 {
 }
 
 /// # Safety
-/// AVX2 is here.
+/// AVX2 is available.
 #[inline(always)]
-unsafe fn magnitude_8(numbers: __m256) -> __m256 {
+unsafe fn abs_8(numbers: __m256) -> __m256 {
     // SAFETY: the caller's promise.
     unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), numbers) }
 }
@@ -264,20 +264,20 @@ unsafe fn magnitude_8(numbers: __m256) -> __m256 {
 /// `yes` where `test` is finite, `no` elsewhere.
 ///
 /// # Safety
-/// AVX2 is here.
+/// AVX2 is available.
 #[inline(always)]
 unsafe fn if_finite_8(test: __m256, yes: __m256, no: __m256) -> __m256 {
     // SAFETY: the caller's promise.
     unsafe {
         let infinity = _mm256_set1_ps(f32::INFINITY);
-        _mm256_blendv_ps(no, yes, _mm256_cmp_ps::<_CMP_LT_OQ>(magnitude_8(test), infinity))
+        _mm256_blendv_ps(no, yes, _mm256_cmp_ps::<_CMP_LT_OQ>(abs_8(test), infinity))
     }
 }
 
 /// `yes` where `test` is finite, `no` elsewhere.
 ///
 /// # Safety
-/// AVX-512 is here.
+/// AVX-512 is available.
 #[inline(always)]
 unsafe fn if_finite_16(test: __m512, yes: __m512, no: __m512) -> __m512 {
     // SAFETY: the caller's promise.

@@ -1,5 +1,5 @@
-//! Every kernel, with every instruction set of this CPU, against the reference, bit by bit; and
-//! the properties that the method stands on.
+//! Compares every kernel, with every instruction set of this CPU, with the reference bit by bit, and
+//! checks the properties that the method relies on.
 
 use super::accumulate::accumulate_with;
 use super::momentum::add_velocity_with;
@@ -8,8 +8,8 @@ use super::partial_sum::add_partial_sum_with;
 use super::residual::return_hop_error_with;
 use super::unpack::unpack_with;
 use crate::codec::samples::{
-    ELEMENTS, OwnedGradient, any_finite, any_magnitude, bits, gradient, lengths, momenta, numbers,
-    sets_here,
+    ELEMENTS, OwnedGradient, any_finite, any_magnitude, available_sets, bits, gradient, lengths,
+    momenta, numbers,
 };
 use crate::codec::{Gradient, Momentum, Wire, fill, reference, scale_for};
 use half::f16;
@@ -31,7 +31,7 @@ proptest! {
             let norms_then = reference::accumulate(
                 &gradient.numbers(), &mut residual_then, &mut velocity_then, momentum,
             );
-            for set in sets_here() {
+            for set in available_sets() {
                 let (mut gradient, mut residual) = (gradient.clone(), residual.clone());
                 let (mut velocity, mut undo) = (velocity.clone(), vec![0.0; 2 * residual.len()]);
                 let momentum = momentum.map(|momentum| (&mut velocity[..], momentum));
@@ -71,7 +71,7 @@ proptest! {
                 *velocity = if corrected.is_finite() { moved } else { *velocity };
                 *gradient = reference::rounded_to(element, corrected);
             }
-            for set in sets_here() {
+            for set in available_sets() {
                 let (mut gradient, mut velocity) = (gradient.clone(), velocity.clone());
                 add_velocity_with(set, &mut gradient.borrow(), &mut velocity, momentum);
                 prop_assert_eq!(bits(&gradient.numbers()), bits(&gradient_then), "{:?}", set);
@@ -86,12 +86,12 @@ proptest! {
         residual in lengths().prop_flat_map(numbers), more in any_magnitude(), offset in 0usize..3
     ) {
         for wire in Wire::ALL {
-            // The other ranks' norms are in the sum too.
+            // The sum includes the other ranks' norms.
             let norm = reference::norm(&residual).min(f32::MAX);
             let scale = scale_for((norm + more).min(f32::MAX), wire);
             let (mut residual_then, mut sent_then) = (residual.clone(), Vec::new());
             reference::pack(&mut residual_then, scale, wire, &mut sent_then);
-            for set in sets_here() {
+            for set in available_sets() {
                 let mut after = residual.clone();
                 let mut memory = vec![0xa5; offset + sent_then.len() + 1];
                 let sent = &mut memory[offset..offset + sent_then.len()];
@@ -119,7 +119,7 @@ proptest! {
                 let quotients = (0..sums.len()).map(|i| reference::read(wire, bytes, i) / scale);
                 let then: Vec<f32> =
                     quotients.map(|sum| reference::rounded_to(element, sum)).collect();
-                for set in sets_here() {
+                for set in available_sets() {
                     let mut to = OwnedGradient::new(element, &vec![7.0; sums.len()]);
                     unpack_with(set, bytes, wire, scale, &mut to.borrow());
                     prop_assert_eq!(bits(&to.numbers()), bits(&then), "{:?} {:?}", set, wire);
@@ -136,7 +136,7 @@ proptest! {
             let (mut incoming_bytes, mut own_bytes) = (vec![0; offset], Vec::new());
             incoming.iter().for_each(|x| reference::write(wire, &mut incoming_bytes, *x));
             own.iter().for_each(|x| reference::write(wire, &mut own_bytes, *x));
-            for set in sets_here() {
+            for set in available_sets() {
                 let (mut sum, mut rounded_off) = (own_bytes.clone(), kept.clone());
                 add_partial_sum_with(set, &mut sum, &incoming_bytes[offset..], wire, &mut rounded_off);
                 for index in 0..own.len() {
@@ -158,7 +158,7 @@ proptest! {
     ) {
         let scale = scale_for(sum, Wire::F16);
         let then: Vec<f32> = residual.iter().zip(&rounded_off).map(|(r, x)| r + x / scale).collect();
-        for set in sets_here() {
+        for set in available_sets() {
             let mut residual = residual.clone();
             return_hop_error_with(set, &mut residual, &rounded_off, scale);
             prop_assert_eq!(bits(&residual), bits(&then), "{:?}", set);
@@ -166,16 +166,16 @@ proptest! {
     }
 }
 
-/// All of these are few enough digits, and near enough to each other, for an f64.
+/// All of these have few enough digits, and are close enough to each other, for an f64.
 fn assert_nothing_lost(before: f32, sent: f32, scale: f32, after: f32) {
     let sent_back = f64::from(sent) / f64::from(scale);
     let together = sent_back + f64::from(after);
     assert_eq!(together, f64::from(before), "sent {sent}, scale {scale}, kept {after}");
-    // Nor is anything kept that the sum of the two hides.
+    // Nor does the sum of the two hide anything that is kept.
     assert_eq!(together - sent_back, f64::from(after));
 }
 
-/// Numbers with every exponent, and mantissas that are or are beside a tie or a carry.
+/// Numbers with every exponent, and mantissas at or next to a tie or a carry.
 fn telling_numbers() -> Vec<f32> {
     let mut mantissas = vec![0, 0x7f_ffff, 0x7f_f000, 0x7f_8000, 0x55_5555];
     for bit in 0..23 {
@@ -193,11 +193,11 @@ fn numbers_of_every_size_are_packed_without_loss_at_every_scale() {
     let exponents = (-126..=126).step_by(9).chain([-113, -112, 14, 15, 125]);
     for exponent in exponents {
         let scale = 2f32.powi(exponent);
-        // Those whose norm allows this scale: the sum is 32768 at the most.
+        // Those whose norm allows this scale: the sum is at most 32768.
         let largest = 32768.0 / f64::from(scale);
         let fit = |number: &&f32| f64::from(number.abs()) <= largest;
         let numbers: Vec<f32> = all.iter().filter(fit).copied().collect();
-        for set in sets_here() {
+        for set in available_sets() {
             for wire in Wire::ALL {
                 let scale = if wire == Wire::F16 { scale } else { 1.0 };
                 let (mut after, mut sent) = (numbers.clone(), vec![0; numbers.len() * 4]);
@@ -213,14 +213,14 @@ fn numbers_of_every_size_are_packed_without_loss_at_every_scale() {
     }
 }
 
-/// Every half-precision float with a sample of them, where sums are exact in f64.
+/// Adds a sample of half-precision floats to every one; the sums are exact in f64.
 #[test]
 fn a_hop_in_half_precision_loses_nothing() {
     let finite = |bits: &u16| f16::from_bits(*bits).is_finite();
     let all: Vec<u16> = (0..=u16::MAX).filter(finite).collect();
     for other in all.iter().step_by(997).chain(&[1, 0x8001, 0x3ff, 0x400, 0x7bff, 0xfbff]) {
         let incoming: Vec<u8> = all.iter().flat_map(|_| other.to_ne_bytes()).collect();
-        for set in sets_here() {
+        for set in available_sets() {
             let mut own: Vec<u8> = all.iter().flat_map(|bits| bits.to_ne_bytes()).collect();
             let mut rounded_off = vec![0.0; all.len()];
             add_partial_sum_with(set, &mut own, &incoming, Wire::F16, &mut rounded_off);
@@ -244,7 +244,7 @@ fn one_bad_number_anywhere_leaves_residual_and_velocity_as_they_were() {
     let bad =
         [(f32::NAN, f32::NAN), (f32::INFINITY, f32::INFINITY), (f32::NEG_INFINITY, f32::INFINITY)];
     let momenta = [None, Some(false), Some(true)];
-    for set in sets_here() {
+    for set in available_sets() {
         for element in ELEMENTS {
             for (place, (bad, sum)) in (0..length).flat_map(|place| bad.map(|bad| (place, bad))) {
                 for nesterov in momenta {
@@ -271,7 +271,7 @@ fn one_bad_number_anywhere_leaves_residual_and_velocity_as_they_were() {
 
 #[test]
 fn a_sum_that_overflows_is_clamped_and_its_chunk_is_not_poisoned() {
-    for set in sets_here() {
+    for set in available_sets() {
         let mut gradient = vec![3e38; 100];
         let mut residual = vec![-1e38; 100];
         let norms = accumulate_with(
