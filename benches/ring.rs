@@ -4,8 +4,8 @@
 //!     cargo bench --bench ring -- --listen 10.0.0.1:5000    one of two processes, and on
 //!     cargo bench --bench ring -- --connect 10.0.0.1:5000   another host the other
 //!
-//! Every round runs each variant once, so that a slow moment hits all of them alike. `plain` is
-//! the limit: the same bytes both ways at once, by a thread for each way, and no summation.
+//! Every round runs each variant once, so that a slow moment affects all of them alike. `plain` is
+//! the limit: the same bytes in both directions at once, one thread each, without a sum.
 
 use gflow::collective::ring::{Combine, Ring, RingChannel};
 use gflow::collective::topology::Neighbours;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 const BYTES: usize = 25 << 20;
 const SMALL: usize = 1024;
-/// Channels, KiB of staging and KiB of each socket buffer (0: as the kernel sees fit).
+/// Channels, KiB of staging and KiB of each socket buffer (0: left to the kernel).
 const VARIANTS: [(usize, usize, usize); 9] = [
     (1, 64, 0),
     (1, 128, 0),
@@ -30,7 +30,7 @@ const VARIANTS: [(usize, usize, usize); 9] = [
     (1, 256, 1024),
     (1, 256, 4096),
 ];
-/// Small all-reduces that one round times together.
+/// Small all-reduces that are timed together.
 const SMALL_REPEATS: u32 = 100;
 
 struct Sum;
@@ -57,17 +57,17 @@ impl Watch for AllWell {
     }
 }
 
-/// Makes one connection after the other; the n-th of one side is the n-th of the other.
-enum Meet {
+/// Makes connections in order: the n-th of one side is the n-th of the other.
+enum Endpoint {
     Listen(TcpListener),
     Connect(SocketAddr),
 }
 
-impl Meet {
+impl Endpoint {
     fn stream(&self) -> TcpStream {
         match self {
-            Meet::Listen(listener) => listener.accept().unwrap().0,
-            Meet::Connect(address) => loop {
+            Endpoint::Listen(listener) => listener.accept().unwrap().0,
+            Endpoint::Connect(address) => loop {
                 match TcpStream::connect(address) {
                     Ok(stream) => break stream,
                     Err(_) => std::thread::sleep(Duration::from_millis(50)),
@@ -80,13 +80,13 @@ impl Meet {
     fn both_ways(&self) -> (TcpStream, TcpStream) {
         let (first, second) = (self.stream(), self.stream());
         match self {
-            Meet::Listen(_) => (first, second),
-            Meet::Connect(_) => (second, first),
+            Endpoint::Listen(_) => (first, second),
+            Endpoint::Connect(_) => (second, first),
         }
     }
 
     fn ring(&self, channels: usize, staging: usize, buffer: usize) -> Ring {
-        let position = usize::from(matches!(self, Meet::Connect(_)));
+        let position = usize::from(matches!(self, Endpoint::Connect(_)));
         let channels = (0..channels)
             .map(|_| {
                 let (to_next, from_previous) = self.both_ways();
@@ -112,34 +112,33 @@ fn main() {
     };
     let rounds: usize = value("--rounds").map_or(20, |rounds| rounds.parse().unwrap());
     if let Some(address) = value("--listen") {
-        report(measure(&Meet::Listen(TcpListener::bind(address).unwrap()), rounds));
+        report(measure(&Endpoint::Listen(TcpListener::bind(address).unwrap()), rounds));
     } else if let Some(address) = value("--connect") {
-        measure(&Meet::Connect(address.parse().unwrap()), rounds);
+        measure(&Endpoint::Connect(address.parse().unwrap()), rounds);
     } else {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let other = std::thread::spawn(move || measure(&Meet::Connect(address), rounds));
-        report(measure(&Meet::Listen(listener), rounds));
+        let other = std::thread::spawn(move || measure(&Endpoint::Connect(address), rounds));
+        report(measure(&Endpoint::Listen(listener), rounds));
         other.join().unwrap();
     }
 }
 
-/// A variant, the bytes that it moves each way, and of every round the seconds that it took and
-/// those that this thread worked (of `plain` that is the receiving half): these hardly depend on
-/// what else the machine does.
+/// A variant, the bytes that it moves each way, and for every round its wall time and the CPU time
+/// of this thread (for `plain`, the receiving half), which hardly depends on other load.
 type Times = (String, usize, Vec<[f64; 2]>);
 
-/// Seconds for which this thread has had a processor.
-fn worked() -> f64 {
+/// CPU seconds of this thread.
+fn cpu_seconds() -> f64 {
     let times = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     times.split(' ').next().unwrap().parse::<f64>().unwrap() / 1e9
 }
 
-fn measure(meet: &Meet, rounds: usize) -> Vec<Times> {
-    let plain = meet.both_ways();
+fn measure(endpoint: &Endpoint, rounds: usize) -> Vec<Times> {
+    let plain = endpoint.both_ways();
     let mut rings: Vec<Ring> = VARIANTS
         .iter()
-        .map(|(channels, staging, buffer)| meet.ring(*channels, staging << 10, buffer << 10))
+        .map(|(channels, staging, buffer)| endpoint.ring(*channels, staging << 10, buffer << 10))
         .collect();
     let mut times: Vec<Times> = vec![("plain".into(), BYTES, Vec::new())];
     times.extend(VARIANTS.iter().map(|(channels, staging, buffer)| {
@@ -149,13 +148,13 @@ fn measure(meet: &Meet, rounds: usize) -> Vec<Times> {
     times.push((format!("1 channel, {SMALL} bytes"), SMALL, Vec::new()));
     let mut data = vec![0u8; BYTES];
     let soon = || Instant::now() + Duration::from_secs(60);
-    // The first round warms up memory and the connections' windows.
+    // The first round warms up memory and congestion windows.
     for round in 0..=rounds {
         let mut seconds = Vec::new();
         let mut time = |act: &mut dyn FnMut(&mut [u8]), repeats: u32| {
-            let (start, worked) = (Instant::now(), worked());
+            let (start, cpu) = (Instant::now(), cpu_seconds());
             (0..repeats).for_each(|_| act(&mut data));
-            let both = [start.elapsed().as_secs_f64(), self::worked() - worked];
+            let both = [start.elapsed().as_secs_f64(), cpu_seconds() - cpu];
             seconds.push(both.map(|seconds| seconds / f64::from(repeats)));
         };
         time(&mut |data| transfer(&plain, data), 1);
@@ -173,7 +172,7 @@ fn measure(meet: &Meet, rounds: usize) -> Vec<Times> {
     times
 }
 
-/// `data` to the other host and as much from it, at once.
+/// Sends `data` to the other host and receives as much, at once.
 fn transfer((to_other, from_other): &(TcpStream, TcpStream), data: &[u8]) {
     std::thread::scope(|scope| {
         scope.spawn(|| (&mut &*to_other).write_all(data).unwrap());

@@ -1,9 +1,9 @@
-//! Agreement: before a collective touches data, every rank shows every other its call.
+//! Agreement: before a collective touches data, every rank sends its call to every other.
 //!
-//! What the ranks do must not depend on what one rank thinks. Equal calls go ahead; different
-//! calls raise on every rank, with all views in the message, and no data has moved, so the group
-//! stays in step. Whether a tensor is a gradient bucket is rank-local (a rank that has run out of
-//! data under `join()` sends untagged zeros), so the ranks settle on "yes" if any rank says yes.
+//! Equal calls go ahead. Different calls raise on every rank, with all views in the message; no data
+//! has moved by then, so the group stays in step. Whether a tensor is a gradient bucket may differ
+//! by rank (one that has run out of data under `join()` sends untagged zeros), so the ranks treat it
+//! as one if any rank does.
 
 use super::call::{Call, CollectiveKind};
 use super::fabric::Fabric;
@@ -16,11 +16,11 @@ use std::time::Instant;
 /// What the ranks agreed on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agreed {
-    /// Handled as a gradient bucket, on every rank.
+    /// Every rank treats the tensor as a gradient bucket.
     pub gradient: bool,
-    /// Which bucket, if the ranks that hold it to be one know its number.
+    /// Which one, if any rank knows its number.
     pub bucket: Option<AgreedBucket>,
-    /// By rank: where the tensor is in that rank's arena, if it is there.
+    /// By rank: the offset of the tensor in that rank's arena, if it is there.
     pub offsets: Vec<Option<u64>>,
 }
 
@@ -30,29 +30,29 @@ pub struct AgreedBucket {
     pub number: u32,
     /// How often it was exchanged before.
     pub step: u64,
-    /// Whether every rank is in the backward pass that it comes from. One that has run out of data
-    /// is not, and does not know what comes next.
+    /// Whether every rank is in the same backward pass. A rank that has run out of data is not, and
+    /// cannot know what comes next.
     pub by_all: bool,
 }
 
-/// What a rank shows of its tensor, besides the call.
+/// What a rank tells the others of its tensor, besides the call.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TensorInfo<'a> {
     /// The tensor itself, if it is small.
     pub bytes: &'a [u8],
-    /// Where it is in the arena of this rank, if it is there.
+    /// Its offset in the arena of this rank, if it is there.
     pub offset: Option<u64>,
-    /// How often this rank has exchanged the bucket that it is.
+    /// How often this rank has exchanged this bucket.
     pub step: u64,
-    /// The momentum that this rank applies to it, in some code.
+    /// A code of the momentum that this rank applies to it.
     pub momentum: u32,
 }
 
-/// The names of the ranks of a group, for messages: "rank 1 (host a, pid 7)".
+/// How messages name the ranks of a group: "rank 1 (host a, pid 7)".
 pub type Labels = [String];
 
-/// Returns once every rank has made the same call as this one. What the others showed of their
-/// tensors is then in the inbox of the fabric: see [`shown`].
+/// Returns once every rank has made the same call as this one. Tensors that travelled with the calls
+/// are then in the inbox of the fabric: see [`shown`].
 pub fn agree(
     fabric: &mut Fabric,
     labels: &Labels,
@@ -96,8 +96,8 @@ fn header(seq: u64, call: &Call, own: &TensorInfo) -> CallHeader {
     }
 }
 
-/// The bucket that the ranks name, if any does. Ranks that name another one, or have exchanged it
-/// another number of times, would send other chunks of it.
+/// The bucket that the ranks name, if any does. Ranks that name different ones, or are at different
+/// steps, would select different chunks.
 fn agree_on_bucket(headers: &[CallHeader], labels: &Labels) -> Result<Option<AgreedBucket>> {
     let mut named = headers.iter().zip(labels).filter(|(header, _)| header.bucket != 0);
     let Some((first, first_label)) = named.next() else { return Ok(None) };
@@ -125,13 +125,13 @@ fn agree_on_bucket(headers: &[CallHeader], labels: &Labels) -> Result<Option<Agr
     Ok(Some(AgreedBucket { number: first.bucket, step: first.step, by_all }))
 }
 
-/// What the ranks have shown of their tensors, by rank; `expected` says how much each should.
+/// The tensors that travelled with the calls, by rank. `expected` is the size that each must have.
 pub fn shown<'a>(
     fabric: &'a Fabric,
     labels: &Labels,
     expected: impl Fn(usize) -> usize,
 ) -> Result<Vec<&'a [u8]>> {
-    let part = |(rank, message): (usize, &'a Vec<u8>)| {
+    let tensor = |(rank, message): (usize, &'a Vec<u8>)| {
         let bytes = &message[CallHeader::BYTES..];
         if bytes.len() == expected(rank) {
             return Ok(bytes);
@@ -139,12 +139,12 @@ pub fn shown<'a>(
         let (came, due) = (bytes.len(), expected(rank));
         Err(Error::Protocol(format!("{came} bytes of a tensor of {due}, from {}", labels[rank])))
     };
-    fabric.inbox().iter().enumerate().map(part).collect()
+    fabric.inbox().iter().enumerate().map(tensor).collect()
 }
 
-/// What only one rank can see: that its own arguments are wrong, or (the counts of an all-to-all
-/// differ by rank) that a peer sends it what it does not expect. A second swap tells the others,
-/// so that all raise instead of waiting for a rank that has left the collective.
+/// Some errors only one rank can see: its own arguments are wrong, or, in an all-to-all, a peer
+/// sends what it does not expect. A second swap tells the others, so that all of them raise and none
+/// waits for a rank that has left the collective.
 fn hear_complaints(
     fabric: &mut Fabric,
     labels: &Labels,
@@ -188,7 +188,7 @@ fn hear_complaints(
     )))
 }
 
-/// How many elements the sender of `message` has for `rank`, in an all-to-all.
+/// How many elements the sender of `message` has for `rank` in an all-to-all.
 fn count_for(message: &[u8], rank: usize) -> Option<u64> {
     let counts = message.get(CallHeader::BYTES..)?.as_chunks().0;
     counts.get(rank).map(|count| u64::from_le_bytes(*count))
@@ -202,7 +202,7 @@ fn decode_all(messages: &[Vec<u8>], labels: &Labels) -> Result<Vec<CallHeader>> 
     messages.iter().enumerate().map(decode).collect()
 }
 
-/// Fails unless every rank's view is this rank's, naming each different view and who has it.
+/// Fails unless all views are equal to this rank's, with each view and the ranks that have it.
 fn compare(headers: &[CallHeader], labels: &Labels, own: usize) -> Result<()> {
     let same =
         |left: &CallHeader, right: &CallHeader| left.seq == right.seq && left.view == right.view;
@@ -228,7 +228,7 @@ fn compare(headers: &[CallHeader], labels: &Labels, own: usize) -> Result<()> {
     )))
 }
 
-/// The failure of a transport, in words: who, and during what.
+/// The error for a failure, with the names of ranks and the collective.
 pub fn explain(failure: Failure, labels: &Labels, seq: u64, call: &Call) -> Error {
     let doing = format!("{} #{seq}", call.view);
     match failure {

@@ -53,7 +53,7 @@ impl CollectiveKind {
         CollectiveKind::ALL.get(usize::from(code)).copied()
     }
 
-    /// The name a Python user knows it by.
+    /// Its name in Python.
     pub fn name(self) -> &'static str {
         match self {
             CollectiveKind::Broadcast => "broadcast",
@@ -76,7 +76,7 @@ impl CollectiveKind {
         }
     }
 
-    /// Whether the ranks combine elements, so that they must name the same reduction.
+    /// Whether it reduces, so that the ranks must name the same reduction.
     pub fn reduces(self) -> bool {
         matches!(
             self,
@@ -114,45 +114,45 @@ pub struct View {
     pub tensors: u32,
     /// Elements over all tensors; 0 for the all-to-alls, which may differ from rank to rank.
     pub numel: u64,
-    /// A hash of each tensor's type and size, so that lists are told apart whose sums are equal.
+    /// A hash of the types and sizes of all tensors, to tell apart lists with equal sums.
     pub layout: u64,
-    /// Where the tensors are: 0 in the memory of the host, n on the n-th device that this rank has
-    /// opened for the group. Its n-th device exchanges with the n-th of the others.
+    /// Where the tensors are: 0 for host memory, n for the n-th device that this rank has opened
+    /// for the group. It exchanges with the n-th devices of the others.
     pub device_slot: u32,
 }
 
-/// The device that a call's tensors are on, as the caller knows it.
+/// The device that the tensors of a call are on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OnDevice {
-    /// The number of the device in this process.
+    /// Its number in this process.
     pub device: i32,
-    /// The raw handle of the stream that the caller's work on the tensors is on.
+    /// Raw handle of the stream on which the caller works on the tensors.
     pub stream: u64,
 }
 
-/// What one rank asks the others to do together with it.
+/// A collective as this rank called it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
     pub view: View,
-    /// Whether this rank holds the tensor to be a gradient bucket. Rank-local: see `agreement`.
+    /// Whether this rank takes the tensor for a gradient bucket. Ranks may differ: see `agreement`.
     pub gradient: bool,
-    /// The number of that bucket, by which what was not sent of it is found again; 0 if it has
-    /// none, and then it is exchanged exactly.
+    /// Number of that bucket, under which its residual is kept; 0 for none: then the tensor is
+    /// exchanged exactly.
     pub bucket: u32,
-    /// Bytes of tensor data on this rank, for the counters only.
+    /// Bytes of tensor data on this rank, for the counters.
     pub bytes: u64,
-    /// `None` for tensors in the memory of the host.
+    /// `None` for tensors in host memory.
     pub on_device: Option<OnDevice>,
     /// For the all-to-alls: elements for each rank, and elements expected from each. Else empty.
     pub sends: Vec<u64>,
     pub receives: Vec<u64>,
-    /// Why this rank cannot take part, after its name: "has wrong arguments: …"; empty if it can.
+    /// Why this rank cannot take part, as a predicate: "has wrong arguments: …"; empty if it can.
     pub complaint: String,
     pub timeout: Duration,
 }
 
 impl Call {
-    /// This rank cannot take part: the others are told why, unless they hear of something else already.
+    /// Records why this rank cannot take part, unless there is a reason already.
     pub fn complain_of(&mut self, error: &Error) {
         if self.complaint.is_empty() {
             self.complaint = format!("cannot take part: {error}");

@@ -1,10 +1,10 @@
-//! The fabric: all the ways of one rank to the others of its group.
+//! The fabric: all links of one rank to the others of its group.
 //!
-//! Messages reach every rank: those of the same host through shared memory, the others over the
-//! mesh. Tensors go through the region within the host and over the ring between hosts. The mesh
-//! also spans the host, because the end of a process shows there first.
+//! Messages go through shared memory to ranks of the same host, and over the mesh to all others.
+//! Tensors go through shared memory within the host and over the ring between hosts. The mesh also
+//! connects ranks of one host, because it is the first to notice that a process has died.
 
-use super::local::Local;
+use super::local::LocalRanks;
 use super::ring::Ring;
 use super::topology::Topology;
 use crate::transport::frame::Goodbye;
@@ -19,24 +19,23 @@ pub struct Fabric {
     topology: Topology,
     /// The ranks of this host, if there are several.
     region: Option<SharedRegion>,
-    /// This rank's ring of hosts, if there are several hosts and it is a carrier. Whoever is at an
-    /// exchange has locked it.
+    /// The ring of this rank, if it is a carrier and there are several hosts. An exchange locks it.
     ring: Option<Arc<Mutex<Ring>>>,
-    /// The ranks that messages reach over the mesh.
+    /// The ranks that get messages over the mesh.
     distant: Vec<usize>,
-    /// The last message of every rank, the own one included.
+    /// The last message of every rank, including this one.
     inbox: Vec<Vec<u8>>,
 }
 
 /// A tensor of up to this many bytes travels with the call itself...
 const MOST_INLINE: usize = 32 * 1024;
-/// ...if a rank does not have to send more than this to other hosts, which a ring would not.
+/// ...unless a rank would then send more than this to other hosts; a ring sends less.
 const MOST_INLINE_OUT: usize = 256 * 1024;
 
-/// How long a rank that gave up may take to tell the others of its host why.
+/// How long a rank that gave up has to tell the others of its host why.
 const TELLING_TIME: Duration = Duration::from_millis(500);
-/// How often something is asked that cannot say by itself that it is done.
-const ASK_EVERY: Duration = Duration::from_millis(1);
+/// Pause between two polls of something that cannot notify.
+const POLL_EVERY: Duration = Duration::from_millis(1);
 
 impl Fabric {
     pub fn new(
@@ -65,7 +64,7 @@ impl Fabric {
         &self.topology
     }
 
-    /// The largest tensor that travels with the call: the same on every rank.
+    /// The largest tensor that travels with the call. Equal on all ranks.
     pub fn inline_bytes(&self) -> usize {
         let hosts = self.topology.hosts();
         let away = |host| self.size() - self.topology.ranks_of(host).len();
@@ -73,7 +72,7 @@ impl Fabric {
         MOST_INLINE_OUT.checked_div(receivers).map_or(MOST_INLINE, |most| most.min(MOST_INLINE))
     }
 
-    /// Shows `message` to every rank and collects theirs. Calls pair up in order.
+    /// Sends `message` to every rank and collects theirs. Calls pair up in order.
     pub fn swap(&mut self, message: &[u8], deadline: Instant) -> Result<(), Failure> {
         if let Some(region) = &mut self.region {
             region.post(message);
@@ -90,14 +89,14 @@ impl Fabric {
         Ok(())
     }
 
-    /// The ranks of the other hosts that carry the same shard as this one, in the order of hosts,
-    /// this one among them.
+    /// The ranks that carry the same shard as this one, one per host in the order of hosts, this
+    /// rank included.
     pub fn carriers_of_this_shard(&self) -> Vec<usize> {
         let local_rank = self.topology.local_rank();
         (0..self.topology.hosts()).map(|host| self.topology.ranks_of(host)[local_rank]).collect()
     }
 
-    /// Shows `message` to the ranks of other hosts that carry the same shard, and collects theirs.
+    /// Swaps messages with the ranks of other hosts that carry the same shard.
     pub fn swap_across(&mut self, message: &[u8], deadline: Instant) -> Result<(), Failure> {
         let own = self.mesh.rank();
         let mut others = self.carriers_of_this_shard();
@@ -108,38 +107,38 @@ impl Fabric {
         Ok(())
     }
 
-    /// What every rank showed in the last swap.
+    /// The messages of the last swap, by rank.
     pub fn inbox(&self) -> &[Vec<u8>] {
         &self.inbox
     }
 
-    /// The ranks of this host, to do a collective with.
-    pub fn local(&mut self, deadline: Instant) -> Option<Local<'_>> {
+    /// The ranks of this host, for a collective; `None` if this rank is alone there.
+    pub fn local(&mut self, deadline: Instant) -> Option<LocalRanks<'_>> {
         let region = self.region.as_mut()?;
-        // A rank that waits for a carrier gives it the time to say whom that was waiting for.
+        // If a carrier times out, the others leave it the time to say for whom it waited.
         let several_hosts = self.topology.hosts() > 1;
         let deadline = if several_hosts { deadline + TELLING_TIME } else { deadline };
-        Some(Local { region, watch: self.mesh.as_mut(), deadline })
+        Some(LocalRanks { region, watch: self.mesh.as_mut(), deadline })
     }
 
-    /// The ring between hosts, and what its waits heed.
+    /// The ring between hosts, and what its waits must watch.
     pub fn ring(&mut self) -> Option<(MutexGuard<'_, Ring>, &mut dyn Watch)> {
-        // After a panic the group is over; nothing is exchanged that could be half done.
+        // After a panic the group is over, so a half-done exchange does not matter.
         let ring = self.ring.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
         Some((ring, self.mesh.as_mut()))
     }
 
-    /// The ring, for a thread that carries gradients while this one goes on.
+    /// The ring, for a thread that carries gradients in the background.
     pub fn shared_ring(&self) -> Option<Arc<Mutex<Ring>>> {
         self.ring.clone()
     }
 
-    /// Fails if the group was interrupted, or a peer was lost or gave up. It never waits.
+    /// Fails if the group was interrupted, or a peer was lost or gave up. Never waits.
     pub fn check(&mut self) -> Result<(), Failure> {
         self.mesh.check()
     }
 
-    /// Where in the arena of this rank `bytes` at `address` are, if they are there.
+    /// The offset in this rank's arena of `bytes` bytes at `address`, if they are there.
     pub fn offset_of(&self, address: *const u8, bytes: usize) -> Option<u64> {
         self.region.as_ref()?.arena().offset_of(address, bytes)
     }
@@ -148,8 +147,8 @@ impl Fabric {
         self.mesh.watch_until(done, limit)
     }
 
-    /// Asks again and again whether something is done that cannot say so itself, with an eye on the peers.
-    /// Returns whether it was before the deadline.
+    /// Polls `is_done`, for things that cannot notify, and checks the peers meanwhile. Returns
+    /// false at the deadline.
     pub fn ask_until(
         &mut self,
         deadline: Instant,
@@ -160,17 +159,17 @@ impl Fabric {
             if deadline <= Instant::now() {
                 return Ok(false);
             }
-            std::thread::sleep(ASK_EVERY);
+            std::thread::sleep(POLL_EVERY);
         }
         Ok(true)
     }
 
-    /// Tells every peer that and why this rank leaves, without waiting for anyone.
+    /// Tells every peer that this rank leaves, and why, without waiting for any of them.
     pub fn say_goodbye(&mut self, goodbye: Goodbye) {
         let gave_up = goodbye.gave_up;
         self.mesh.say_goodbye(goodbye);
         if let Some(region) = self.region.as_ref().filter(|_| gave_up) {
-            // After the reason is on its way: who sees this looks for it.
+            // After the reason was sent, because a peer that sees this looks for it.
             region.give_up();
         }
     }
@@ -182,7 +181,7 @@ pub mod tests {
     use crate::transport::memory;
     use std::sync::Arc;
 
-    /// Fabrics of `size` ranks that are threads and only swap messages, each with its interrupt.
+    /// Fabrics of `size` ranks that are threads and only swap messages, with their interrupts.
     pub fn fabrics(size: usize) -> Vec<(Fabric, Arc<Interrupt>)> {
         let hosts: Vec<_> = (0..size).collect();
         memory::mesh(size)

@@ -1,8 +1,8 @@
-//! Collectives over several hosts: within the host first, at the speed of memory, then between
-//! hosts, each carrier with its own shard, then within the host again.
+//! Hierarchical collectives: first within each host, at the speed of memory, then between hosts,
+//! each carrier with its own shard, then within each host again.
 //!
-//! With one host only the first part is left, with one rank a host only the second. Every
-//! function here is called by all ranks of the group, after they have agreed.
+//! With one host only the first phase is left, with one rank per host only the second. All ranks of
+//! the group call these functions, after they have agreed.
 
 use super::fabric::Fabric;
 use super::local::OwnedSpan;
@@ -15,8 +15,8 @@ use crate::transport::Failure;
 use std::ops::Range;
 use std::time::Instant;
 
-/// Replaces `tensor` by the reduction over all ranks. `in_arenas` are the tensors of the ranks of
-/// this host by local_rank, if all of them live in shared memory.
+/// Replaces `tensor` by the reduction over all ranks. `in_arenas` are the tensors of this host by
+/// local rank, if all of them live in shared memory.
 pub fn all_reduce(
     fabric: &mut Fabric,
     tensor: Span,
@@ -40,7 +40,7 @@ pub fn all_reduce(
     hand_out_within(fabric, tensor, in_arenas, deadline)
 }
 
-/// The first part, within the host: every carrier has the sum of its shard in its own tensor.
+/// Phase 1, within the host: every carrier reduces its shard into its own tensor.
 pub fn reduce_within(
     fabric: &mut Fabric,
     tensor: Span,
@@ -59,7 +59,7 @@ pub fn reduce_within(
     }
 }
 
-/// The second part, between hosts: the shard of every carrier is the sum over all hosts.
+/// Phase 2, between hosts: every carrier reduces its shard over all hosts.
 pub fn reduce_across(
     fabric: &mut Fabric,
     tensor: Span,
@@ -68,11 +68,11 @@ pub fn reduce_across(
 ) -> Result<(), Failure> {
     let Some(shard) = own_shard(fabric.topology(), tensor) else { return Ok(()) };
     let Some((mut ring, watch)) = fabric.ring() else { return Ok(()) };
-    // SAFETY: until the shards are handed out, this one belongs to this rank alone.
+    // SAFETY: until the shards are distributed, only this rank touches this one.
     ring.all_reduce(unsafe { shard.as_slice() }, reducer, watch, deadline)
 }
 
-/// The third part, within the host: every rank has all shards.
+/// Phase 3, within the host: every rank gets all shards.
 pub fn hand_out_within(
     fabric: &mut Fabric,
     tensor: Span,
@@ -82,23 +82,23 @@ pub fn hand_out_within(
     let carriers = fabric.topology().carriers();
     let Some(mut local) = fabric.local(deadline) else { return Ok(()) };
     match in_arenas {
-        Some(tensors) => local.hand_out(tensors, carriers),
-        None => local.publish(&carried_parts(tensor, carriers)),
+        Some(tensors) => local.distribute(tensors, carriers),
+        None => local.publish(&carried_shards(tensor, carriers)),
     }
 }
 
-/// The part of `tensor` that this rank carries between hosts, if it carries any.
+/// The shard of `tensor` that this rank carries between hosts, if it is a carrier.
 pub fn own_shard(topology: &Topology, tensor: Span) -> Option<Span> {
     shard_range(topology, tensor.bytes).map(|range| tensor.part(range))
 }
 
-/// The same, as a range of a tensor of so many bytes.
+/// The same, as a range of a tensor of `bytes` bytes.
 pub fn shard_range(topology: &Topology, bytes: usize) -> Option<Range<usize>> {
     let range = || partition(bytes, topology.carriers(), topology.local_rank());
     topology.is_carrier().then(range)
 }
 
-/// Brings `tensor` of rank `root` to all others.
+/// Copies `tensor` of rank `root` to all others.
 pub fn broadcast(
     fabric: &mut Fabric,
     tensor: Span,
@@ -118,12 +118,12 @@ pub fn broadcast(
         ring.broadcast(unsafe { own.as_slice() }, root_host, watch, deadline)?;
     }
     if let Some(mut local) = fabric.local(deadline).filter(|_| !at_root) {
-        local.publish(&carried_parts(tensor, carriers))?;
+        local.publish(&carried_shards(tensor, carriers))?;
     }
     Ok(())
 }
 
-/// Fills `outputs`, one per rank, with the inputs of the ranks; the own one is already there.
+/// Fills `outputs`, one per rank, with the inputs of the ranks; that of this rank is already there.
 /// Only for hosts with equally many ranks.
 pub fn all_gather(fabric: &mut Fabric, outputs: &[Span], deadline: Instant) -> Result<(), Failure> {
     let topology = fabric.topology().clone();
@@ -138,9 +138,9 @@ pub fn all_gather(fabric: &mut Fabric, outputs: &[Span], deadline: Instant) -> R
     if let Some(mut local) = fabric.local(deadline) {
         for host in 0..topology.hosts() {
             let ranks = topology.ranks_of(host).iter().enumerate();
-            let parts: Vec<_> =
+            let spans: Vec<_> =
                 ranks.map(|(owner, rank)| OwnedSpan { owner, span: outputs[*rank] }).collect();
-            local.publish(&parts)?;
+            local.publish(&spans)?;
         }
     }
     Ok(())
@@ -154,7 +154,7 @@ impl Combine for Reducer {
     fn combine(&self, own: &mut [u8], incoming: &[u8], finish: bool) {
         let bytes = own.len().min(incoming.len());
         let own = own.as_mut_ptr();
-        // SAFETY: both are whole elements at aligned addresses, and they are different memory.
+        // SAFETY: both hold whole elements at aligned addresses and do not overlap.
         unsafe { self.fold(&[incoming.as_ptr(), own], &[own], bytes, finish) };
     }
 
@@ -165,9 +165,9 @@ impl Combine for Reducer {
     }
 }
 
-/// The shards of a tensor that the carriers of a host have.
-fn carried_parts(tensor: Span, carriers: usize) -> Vec<OwnedSpan> {
-    let part =
+/// The shards of a tensor, each with its carrier on this host.
+fn carried_shards(tensor: Span, carriers: usize) -> Vec<OwnedSpan> {
+    let shard =
         |owner| OwnedSpan { owner, span: tensor.part(partition(tensor.bytes, carriers, owner)) };
-    (0..carriers).map(part).collect()
+    (0..carriers).map(shard).collect()
 }

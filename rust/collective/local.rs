@@ -1,10 +1,10 @@
-//! Collectives within a host: tensors in shared memory, or on their way through it.
+//! Collectives within a host, through shared memory.
 //!
-//! A tensor that lives in the arena is summed where it is, without a copy. Any other goes through
-//! the blocks of the region, piece by piece: one copy in, one out. Either way every rank owns a
-//! shard, adds it up over all ranks in the order of their local_ranks, and hands the sum to the others.
-//! Nothing here depends on who comes first, and nobody writes where another may be reading: the
-//! steps of the region say when.
+//! A tensor that lives in the arena is reduced in place, without a copy. Any other goes through the
+//! block slots of the region, piece by piece: one copy in, one out. Either way every rank owns a
+//! shard, reduces it over all ranks in the order of local ranks, and distributes the result. The
+//! result does not depend on timing, and no rank writes where another may be reading: the steps of
+//! the region say when.
 
 use super::partition::{ALIGNMENT, partition};
 use super::span::Span;
@@ -15,45 +15,45 @@ use crate::transport::{Failure, Watch};
 use std::ops::Range;
 use std::time::Instant;
 
-/// The ranks of this host at one collective.
-pub struct Local<'a> {
+/// The ranks of this host, for one collective.
+pub struct LocalRanks<'a> {
     pub region: &'a mut SharedRegion,
     pub watch: &'a mut dyn Watch,
     pub deadline: Instant,
 }
 
-/// A part of a tensor that one rank of the host has and all others want.
+/// Data that one rank of the host has and all others need.
 #[derive(Debug, Clone, Copy)]
 pub struct OwnedSpan {
-    /// The local_rank of the rank that has it.
+    /// The local rank that has it.
     pub owner: usize,
-    /// Where it is, or where it is wanted, on this rank.
+    /// Where this rank has it, or needs it.
     pub span: Span,
 }
 
-impl Local<'_> {
-    fn local_ranks(&self) -> usize {
+impl LocalRanks<'_> {
+    fn size(&self) -> usize {
         self.region.ranks().len()
     }
 
-    /// Replaces `tensors`, which live in the arenas of all ranks by local_rank, by their sum.
+    /// Replaces `tensors`, one per local rank and all in arenas, by their reduction.
     pub fn all_reduce_in_place(
         &mut self,
         tensors: &[Span],
         reducer: &Reducer,
     ) -> Result<(), Failure> {
         let own = self.region.local_rank();
-        let range = partition(tensors[own].bytes, self.local_ranks(), own);
+        let range = partition(tensors[own].bytes, self.size(), own);
         let at: Vec<*mut u8> = tensors.iter().map(|tensor| tensor.at(range.start)).collect();
         let sources: Vec<*const u8> = at.iter().map(|address| address.cast_const()).collect();
         // SAFETY: all ranks have begun this collective, so no rank's program touches its tensor,
-        // and no other rank touches this shard of any of them.
+        // and no other rank touches this shard of any tensor.
         unsafe { reducer.fold(&sources, &at, range.len(), true) };
         self.barrier()
     }
 
-    /// Sums the shard of this rank, if it is among the first `carriers`, into its own tensor; all
-    /// `tensors` live in arenas. The sum is not finished: other hosts add to it.
+    /// Reduces the shard of this rank, if it is one of the first `carriers`, into its own tensor;
+    /// all `tensors` live in arenas. The result is not finished: other hosts contribute to it.
     pub fn reduce_in_place(&mut self, tensors: &[Span], carriers: usize, reducer: &Reducer) {
         let own = self.region.local_rank();
         if own >= carriers {
@@ -62,58 +62,58 @@ impl Local<'_> {
         let range = partition(tensors[own].bytes, carriers, own);
         let sources: Vec<*const u8> =
             tensors.iter().map(|tensor| tensor.at(range.start).cast_const()).collect();
-        // SAFETY: as above; the shard is read by this rank alone until `hand_out`.
+        // SAFETY: as above; only this rank reads the shard until `distribute`.
         unsafe { reducer.fold(&sources, &[tensors[own].at(range.start)], range.len(), false) };
     }
 
     /// Writes the shard of this rank into the tensors of the others, which live in arenas, and
     /// waits until the others have done the same.
-    pub fn hand_out(&mut self, tensors: &[Span], carriers: usize) -> Result<(), Failure> {
+    pub fn distribute(&mut self, tensors: &[Span], carriers: usize) -> Result<(), Failure> {
         let own = self.region.local_rank();
         if own < carriers {
-            let part = tensors[own].part(partition(tensors[own].bytes, carriers, own));
-            let start = part.address as usize - tensors[own].address as usize;
+            let shard = tensors[own].part(partition(tensors[own].bytes, carriers, own));
+            let start = shard.address as usize - tensors[own].address as usize;
             for tensor in tensors.iter().filter(|tensor| tensor.address != tensors[own].address) {
-                // SAFETY: this shard of every tensor is this rank's until the ranks meet.
-                unsafe { part.copy_to(tensor.at(start)) };
+                // SAFETY: until the barrier, only this rank touches this shard of any tensor.
+                unsafe { shard.copy_to(tensor.at(start)) };
             }
         }
         self.barrier()
     }
 
-    /// Waits until every rank of the host has come this far.
+    /// Waits until every rank of the host has got this far.
     fn barrier(&mut self) -> Result<(), Failure> {
         self.region.step();
         self.region.await_steps(self.region.steps(), self.watch, self.deadline)
     }
 
-    /// Replaces `tensor` by the sum over all ranks of the host, through the blocks of the region.
+    /// Replaces `tensor` by the reduction over all ranks of the host, through block slots.
     pub fn all_reduce(&mut self, tensor: Span, reducer: &Reducer) -> Result<(), Failure> {
-        let (own, local_ranks) = (self.region.local_rank(), self.local_ranks());
-        let pieces = Pieces::new(tensor.bytes, local_ranks);
-        self.flow(
+        let (own, size) = (self.region.local_rank(), self.size());
+        let pieces = Pieces::new(tensor.bytes, size);
+        self.pipeline(
             pieces.blocks(),
-            |region, block| pieces.show(tensor, region, block),
+            |region, block| pieces.fill(tensor, region, block),
             |region, block| {
                 let piece = tensor.part(pieces.range(own, block));
-                let shown = pieces.shown(piece, region, block);
+                let sources = pieces.sources(piece, region, block);
                 let sums = [piece.address, pieces.within(region.block(own, block), own)];
-                // SAFETY: all ranks have filled this block; this rank's shard of each is read by
-                // nobody else, and its local_rank in the own block was left free for the sum.
-                unsafe { reducer.fold(&shown, &sums, piece.bytes, true) };
+                // SAFETY: all ranks have filled this block. Only this rank reads its shard of each,
+                // and the piece for it in its own block was left free for the result.
+                unsafe { reducer.fold(&sources, &sums, piece.bytes, true) };
             },
             |region, block| {
-                for owner in (0..local_ranks).filter(|owner| *owner != own) {
+                for owner in (0..size).filter(|owner| *owner != own) {
                     let piece = tensor.part(pieces.range(owner, block));
-                    // SAFETY: the owner has put its sum there, and keeps it until all have it.
+                    // SAFETY: the owner has put the result there and keeps it until all have it.
                     unsafe { piece.copy_from(pieces.within(region.block(owner, block), owner)) };
                 }
             },
         )
     }
 
-    /// Sums the shards of the first `carriers` ranks, each into the `tensor` of its carrier. The
-    /// sum is not finished: other hosts add to it.
+    /// Reduces the shards of the first `carriers` ranks, each into the `tensor` of its carrier. The
+    /// result is not finished: other hosts contribute to it.
     pub fn reduce(
         &mut self,
         tensor: Span,
@@ -122,57 +122,56 @@ impl Local<'_> {
     ) -> Result<(), Failure> {
         let own = self.region.local_rank();
         let pieces = Pieces::new(tensor.bytes, carriers);
-        self.flow(
+        self.pipeline(
             pieces.blocks(),
-            |region, block| pieces.show(tensor, region, block),
+            |region, block| pieces.fill(tensor, region, block),
             |region, block| {
                 if own >= carriers {
                     return;
                 }
                 let piece = tensor.part(pieces.range(own, block));
-                let shown = pieces.shown(piece, region, block);
-                // SAFETY: all ranks have filled this block, and the own shard is nobody else's.
-                unsafe { reducer.fold(&shown, &[piece.address], piece.bytes, false) };
+                let sources = pieces.sources(piece, region, block);
+                // SAFETY: all ranks have filled this block, and only this rank uses this shard.
+                unsafe { reducer.fold(&sources, &[piece.address], piece.bytes, false) };
             },
             |_, _| {},
         )
     }
 
-    /// Brings every part from its owner to all other ranks of the host. Parts do not overlap, and
-    /// all ranks name the same owners and sizes.
-    pub fn publish(&mut self, parts: &[OwnedSpan]) -> Result<(), Failure> {
+    /// Copies every span from its owner to all other ranks of the host. Spans do not overlap, and
+    /// all ranks give the same owners and sizes.
+    pub fn publish(&mut self, spans: &[OwnedSpan]) -> Result<(), Failure> {
         let own = self.region.local_rank();
-        let longest = parts.iter().map(|part| part.span.bytes).max().unwrap_or(0);
-        let pieces = Pieces::new(longest.saturating_mul(parts.len()), parts.len().max(1));
-        let piece = |part: &OwnedSpan, block: usize| {
-            let at = |offset: usize| offset.min(part.span.bytes);
-            part.span.part(at(block * pieces.each)..at((block + 1) * pieces.each))
+        let longest = spans.iter().map(|one| one.span.bytes).max().unwrap_or(0);
+        let pieces = Pieces::new(longest.saturating_mul(spans.len()), spans.len().max(1));
+        let piece = |one: &OwnedSpan, block: usize| {
+            let at = |offset: usize| offset.min(one.span.bytes);
+            one.span.part(at(block * pieces.each)..at((block + 1) * pieces.each))
         };
-        self.flow(
+        self.pipeline(
             longest.div_ceil(pieces.each),
             |region, block| {
-                for (index, part) in parts.iter().enumerate().filter(|(_, p)| p.owner == own) {
+                for (index, one) in spans.iter().enumerate().filter(|(_, one)| one.owner == own) {
                     let slot = pieces.within(region.block(own, block), index);
-                    // SAFETY: the local_rank in the own block is free: see `flow`.
-                    unsafe { piece(part, block).copy_to(slot) };
+                    // SAFETY: that piece of the own block is free: see `pipeline`.
+                    unsafe { piece(one, block).copy_to(slot) };
                 }
             },
             |_, _| {},
             |region, block| {
-                for (index, part) in parts.iter().enumerate().filter(|(_, p)| p.owner != own) {
-                    let slot = pieces.within(region.block(part.owner, block), index);
+                for (index, one) in spans.iter().enumerate().filter(|(_, one)| one.owner != own) {
+                    let slot = pieces.within(region.block(one.owner, block), index);
                     // SAFETY: the owner has filled it, and keeps it until all have it.
-                    unsafe { piece(part, block).copy_from(slot) };
+                    unsafe { piece(one, block).copy_from(slot) };
                 }
             },
         )
     }
 
-    /// Takes `blocks` blocks through the region: while one is filled, the one before is combined and
-    /// the one before that is emptied. Every rank takes three steps a round: "filled", "combined"
-    /// and "emptied"; before each part of the work it waits for the step of the others that the
-    /// work needs, and for no more.
-    fn flow(
+    /// Moves `blocks` blocks through the slots: while one is filled, the one before is combined and
+    /// the one before that is emptied. Every rank takes three steps per round, "filled", "combined"
+    /// and "emptied"; before each it waits only for the step of the others that it depends on.
+    fn pipeline(
         &mut self,
         blocks: usize,
         mut fill: impl FnMut(&SharedRegion, usize),
@@ -180,13 +179,13 @@ impl Local<'_> {
         mut empty: impl FnMut(&SharedRegion, usize),
     ) -> Result<(), Failure> {
         let start = self.region.steps();
-        let after = |round: usize, part: u64| start + 3 * round as u64 + part;
-        // The slots are free once all are done with whatever went through them before.
+        let after = |round: usize, step: u64| start + 3 * round as u64 + step;
+        // The slots are free once all ranks are done with the collective before.
         self.await_steps(start)?;
         for round in 0..blocks + 2 {
             if round < blocks {
                 if let Some(before) = round.checked_sub(BLOCK_SLOTS) {
-                    // The slot is in use until all have emptied the block that was in it.
+                    // The slot is in use until all ranks have emptied its previous block.
                     self.await_steps(after(before + 2, 3))?;
                 }
                 fill(self.region, round);
@@ -211,12 +210,12 @@ impl Local<'_> {
     }
 }
 
-/// How a tensor is cut: into a shard for each owner, and each shard into pieces, of which a block
-/// holds one of every shard.
+/// How a tensor is cut: into one shard per owner, and each shard into pieces. A block holds one
+/// piece of every shard.
 struct Pieces {
     bytes: usize,
     owners: usize,
-    /// The size of a piece that is not short.
+    /// The size of a piece; the last one may be shorter.
     each: usize,
 }
 
@@ -238,17 +237,17 @@ impl Pieces {
         at(block)..at(block + 1)
     }
 
-    /// Puts what the other owners need of `tensor` into this rank's block.
-    fn show(&self, tensor: Span, region: &SharedRegion, block: usize) {
+    /// Copies the pieces that other owners need of `tensor` into this rank's block.
+    fn fill(&self, tensor: Span, region: &SharedRegion, block: usize) {
         for owner in (0..self.owners).filter(|owner| *owner != region.local_rank()) {
             let piece = tensor.part(self.range(owner, block));
-            // SAFETY: the piece's local_rank in the own block is free: see `flow`.
+            // SAFETY: that piece of the own block is free: see `pipeline`.
             unsafe { piece.copy_to(self.within(region.block(region.local_rank(), block), owner)) };
         }
     }
 
-    /// Where the pieces of this rank's shard are, by local_rank: the own one where it was.
-    fn shown(&self, own_piece: Span, region: &SharedRegion, block: usize) -> Vec<*const u8> {
+    /// Where the pieces of this rank's shard are, by local rank: its own one in its tensor.
+    fn sources(&self, own_piece: Span, region: &SharedRegion, block: usize) -> Vec<*const u8> {
         let own = region.local_rank();
         (0..region.ranks().len())
             .map(|local_rank| match local_rank == own {
@@ -258,7 +257,7 @@ impl Pieces {
             .collect()
     }
 
-    /// Where in a block the piece of `owner` is.
+    /// Where the piece of `owner` is in a block.
     fn within(&self, block: *mut u8, owner: usize) -> *mut u8 {
         // SAFETY: `owners` pieces fit into a block.
         unsafe { block.add(owner * self.each) }

@@ -50,7 +50,7 @@ impl Envelope {
     }
 }
 
-/// What one rank tells the others of its call.
+/// What one rank tells the others of its call and its tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallHeader {
     pub seq: u64,
@@ -65,7 +65,7 @@ pub struct CallHeader {
     pub bucket: u32,
     /// How often that bucket was exchanged before.
     pub step: u64,
-    /// The momentum that the sender applies to it, in some code.
+    /// A code of the momentum that the sender applies to it.
     pub momentum: u32,
 }
 

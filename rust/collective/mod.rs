@@ -1,9 +1,9 @@
-//! What a collective is, how the ranks make sure that they all mean the same one, and how their
-//! tensors are brought together.
+//! Collectives: how the ranks agree on a call, and how they carry it out.
 //!
-//! A collective begins with [`agreement`]; a small one is over with that, because the tensor
-//! travels with the call. [`plan`] says how the others are carried out: [`local`] within a host,
-//! [`ring`] between hosts, [`hosts`] both.
+//! A collective begins with [`agreement`], in [`message`]s that carry the [`call`]. A small one is
+//! then over, because its tensor travelled with the call. For the others a [`plan`] says how:
+//! [`local`] within a host, [`ring`] between hosts, [`hierarchical`] both. All of them use the
+//! [`fabric`] of links that [`assembly`] builds for a new group.
 
 pub mod agreement;
 pub mod assembly;

@@ -1,13 +1,12 @@
-//! Cutting bytes into chunks: the same cut on every rank, from the length alone.
-//!
-//! It must never depend on anything that ranks could see differently.
+//! Cuts bytes into partitions. The cut depends on nothing but the length and the number of
+//! partitions, so it is the same on every rank.
 
 use std::ops::Range;
 
-/// Chunks begin at multiples of this many bytes: a cache line, and a multiple of every element.
+/// Partitions begin at multiples of this many bytes: a cache line, and a multiple of every element.
 pub const ALIGNMENT: usize = 64;
 
-/// The `index`-th of the ranges of [`cut`].
+/// The `index`-th range of [`partitions`].
 pub fn partition(length: usize, count: usize, index: usize) -> Range<usize> {
     let units = length.div_ceil(ALIGNMENT);
     let (each, longer) = (units / count, units % count);
@@ -18,18 +17,18 @@ pub fn partition(length: usize, count: usize, index: usize) -> Range<usize> {
     start(index)..start(index + 1)
 }
 
-/// `count` adjacent ranges that cover `0..length`. Their sizes differ by `ALIGNMENT` at most, but
-/// for the end of the data, which may make the last ones short or empty.
+/// `count` adjacent ranges that cover `0..length`. Their sizes differ by at most `ALIGNMENT`,
+/// except that the last ones may be short or empty.
 pub fn partitions(length: usize, count: usize) -> impl Iterator<Item = Range<usize>> {
     (0..count).map(move |index| partition(length, count, index))
 }
 
-/// The same cut, as slices of `bytes`.
+/// The same ranges, as slices of `bytes`.
 pub fn partition_slice(mut bytes: &mut [u8], count: usize) -> impl Iterator<Item = &mut [u8]> {
     partitions(bytes.len(), count).map(move |range| {
-        let (chunk, rest) = std::mem::take(&mut bytes).split_at_mut(range.len());
+        let (partition, rest) = std::mem::take(&mut bytes).split_at_mut(range.len());
         bytes = rest;
-        chunk
+        partition
     })
 }
 

@@ -1,7 +1,7 @@
-//! The plan: how the engine carries out a collective, if it does it itself.
+//! The plan: how the engine carries out a collective, if it does so itself.
 //!
-//! It follows from the call alone, on which the ranks agree, and from the topology, which is the
-//! same for all: so every rank makes the same plan. What has no plan goes to the inner backend.
+//! It depends only on the call, on which the ranks agree, and on the topology, which is the same
+//! for all, so every rank makes the same plan. A call without a plan goes to the inner backend.
 
 use super::agreement::Agreed;
 use super::call::{CollectiveKind, View};
@@ -22,7 +22,7 @@ pub enum Plan {
 }
 
 impl Plan {
-    /// How to carry out such a call, or `None` if the engine does not.
+    /// The plan for a call; `None` if the inner backend has to carry it out.
     pub fn of(view: &View, size: usize, topology: &Topology) -> Option<Plan> {
         match view.kind {
             CollectiveKind::Barrier => Some(Plan::Barrier),
@@ -43,7 +43,7 @@ impl Plan {
         }
     }
 
-    /// The tensor that travels with the call if it is small; on some ranks it is empty.
+    /// The tensor that travels with a small call; empty on ranks that contribute nothing.
     pub fn to_show(&self, memory: &Memory, rank: usize) -> Span {
         match self {
             Plan::AllReduce(_) => memory.outputs[0],
@@ -53,7 +53,7 @@ impl Plan {
         }
     }
 
-    /// The bytes that the ranks bring or get each, which decide whether it is small.
+    /// The size that decides whether a call is small: what each rank contributes or gets.
     pub fn bytes(&self, memory: &Memory) -> usize {
         match self {
             Plan::AllReduce(_) | Plan::Broadcast { .. } => memory.outputs[0].bytes,
@@ -62,7 +62,7 @@ impl Plan {
         }
     }
 
-    /// The outputs as one per rank, where the user gave one for all.
+    /// Splits a single output tensor of an all-gather into one per rank.
     pub fn arrange(&self, memory: &mut Memory, size: usize) {
         if matches!(self, Plan::AllGather) && memory.outputs.len() == 1 {
             let (whole, each) = (memory.outputs[0], memory.inputs[0].bytes);
@@ -71,7 +71,7 @@ impl Plan {
         }
     }
 
-    /// Completes a small collective from what the ranks have shown; `shown` is by rank.
+    /// Completes a small collective from the tensors that came with the calls, by rank.
     pub fn complete(&self, memory: &Memory, shown: &[&[u8]]) {
         match self {
             Plan::AllReduce(reducer) => {
@@ -80,12 +80,12 @@ impl Plan {
                     shown.iter().map(|bytes| Aligned::new(bytes, element)).collect();
                 let sources: Vec<_> = aligned.iter().map(Aligned::address).collect();
                 let output = memory.outputs[0];
-                // SAFETY: the agreement has checked that every rank showed as many bytes as the
-                // tensor has; the messages are this rank's copies.
+                // SAFETY: every rank sent as many bytes as the tensor has, which was checked when
+                // they were received, and the messages are this rank's copies.
                 unsafe { reducer.fold(&sources, &[output.address], output.bytes, true) };
             }
             Plan::Broadcast { root } => {
-                // SAFETY: as above. On the root it is its own tensor's copy.
+                // SAFETY: as above. On the root it is a copy of its own tensor.
                 unsafe { memory.outputs[0].copy_from(shown[*root].as_ptr()) };
             }
             Plan::AllGather => {
@@ -118,7 +118,7 @@ impl Plan {
             Plan::AllGather => {
                 let (input, own) = (memory.inputs[0], memory.outputs[fabric.rank()]);
                 if input.address != own.address {
-                    // SAFETY: both are this rank's. They may overlap if the user says so.
+                    // SAFETY: both are this rank's; `copy_to` allows them to overlap.
                     unsafe { input.address.copy_to(own.address, own.bytes) };
                 }
                 hierarchical::all_gather(fabric, &memory.outputs, deadline)
@@ -128,7 +128,7 @@ impl Plan {
     }
 }
 
-/// Bytes at an address that an element may have: themselves, or a copy if they lie badly.
+/// Bytes at an address that is aligned for their elements: in place, or copied.
 enum Aligned<'a> {
     Here(&'a [u8]),
     Copy(Vec<u64>),
@@ -157,7 +157,7 @@ impl Aligned<'_> {
 
 const NOWHERE: Span = Span { address: std::ptr::null_mut(), bytes: 0 };
 
-/// The tensors of this host's ranks by local_rank, if every one lives in its rank's arena.
+/// The tensors of this host by local rank, if each lives in the arena of its rank.
 pub fn tensors_in_arenas(
     fabric: &mut Fabric,
     own: Span,

@@ -1,16 +1,16 @@
-//! A span: the memory of one tensor, as the engine sees it.
+//! A span: address and length of one tensor's memory.
 
 use std::ops::Range;
 
-/// Bytes that belong to an operation for as long as it runs. Nobody else in this process touches
-/// them meanwhile; ranks of the same host may, between the steps of a collective.
+/// Bytes that belong to an operation while it runs. Nothing else in this process touches them
+/// meanwhile; ranks of the same host may, as the steps of a collective allow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     pub address: *mut u8,
     pub bytes: usize,
 }
 
-// SAFETY: a span is an address; what may be done with the memory is said where it is used.
+// SAFETY: a span is just an address; each access says why it is sound.
 unsafe impl Send for Span {}
 // SAFETY: as above.
 unsafe impl Sync for Span {}
@@ -27,10 +27,10 @@ impl Span {
         Span { address: bytes.as_mut_ptr(), bytes: bytes.len() }
     }
 
-    /// The address of a byte of this span, or of its end.
+    /// The address of a byte of this span, or its end.
     pub fn at(&self, offset: usize) -> *mut u8 {
         assert!(offset <= self.bytes);
-        // SAFETY: just checked to be within the memory that the span stands for.
+        // SAFETY: just checked to be within the span.
         unsafe { self.address.add(offset) }
     }
 
