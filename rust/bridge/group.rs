@@ -6,7 +6,7 @@ use crate::codec::{Momentum, Schedule, Wire};
 use crate::collective::assembly::RankDirectory;
 use crate::engine::group;
 use crate::error::{Error, Result};
-use crate::gradients::Method;
+use crate::gradients::CompressionConfig;
 use crate::observe::log::in_group;
 use crate::transport::handshake::KEY_BYTES;
 use std::net::SocketAddr;
@@ -44,7 +44,7 @@ fn read_config(config: &types::GroupConfig) -> Result<group::GroupConfig> {
         },
         key,
         timeout: milliseconds(config.timeout_ms),
-        method: read_method(&config.compression)?,
+        compression: read_compression(&config.compression)?,
         momentum: read_momentum(config.compression.momentum, false),
     })
 }
@@ -56,7 +56,7 @@ fn parse_addresses(addresses: &[String]) -> Result<Vec<SocketAddr>> {
     addresses.iter().map(parse).collect()
 }
 
-fn read_method(compression: &types::Compression) -> Result<Option<Method>> {
+fn read_compression(compression: &types::Compression) -> Result<Option<CompressionConfig>> {
     if !compression.enabled {
         return Ok(None);
     }
@@ -70,7 +70,7 @@ fn read_method(compression: &types::Compression) -> Result<Option<Method>> {
     };
     let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
     let (chunk, fusion_bytes) = (size(compression.chunk).max(1), size(compression.fusion_bytes));
-    Ok(Some(Method { schedule, chunk, wire, fusion_bytes }))
+    Ok(Some(CompressionConfig { schedule, chunk, wire, fusion_bytes }))
 }
 
 /// C++ has no `Option`: a factor of zero stands for no momentum.

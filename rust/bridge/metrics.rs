@@ -4,6 +4,7 @@ use super::group::Group;
 use super::types;
 use crate::collective::call::CollectiveKind;
 use crate::error::Result;
+use crate::gradients::CompressionStarted;
 use crate::observe::gradient_counters::{BucketCounts, Stage};
 
 impl Group {
@@ -48,6 +49,25 @@ impl Group {
     }
 
     pub(super) fn announcement(&self) -> Result<String> {
-        self.guard(|| Ok(self.0.engine.announcement().unwrap_or_default()))
+        let started = || self.0.engine.take_compression_started();
+        self.guard(|| Ok(started().as_ref().map(compression_notice).unwrap_or_default()))
     }
+}
+
+/// Tells the user what happens to gradients from the first compressed bucket on.
+fn compression_notice(started: &CompressionStarted) -> String {
+    let CompressionStarted { hosts, density, ramp_steps, wire, ratio } = started;
+    let when = match ramp_steps {
+        0 => String::new(),
+        steps => format!(" after a ramp of {steps} steps"),
+    };
+    // Without digits that say nothing.
+    let percent = (density * 1e6).round() / 1e4;
+    format!(
+        "from this step on gradients are compressed between the {hosts} hosts: the most \
+         important {percent}% of their chunks are sent{when}, as {}, and the rest is kept and sent \
+         later: about {ratio:.0}x fewer bytes. All other tensors stay exact. To switch it off: \
+         GFLOW_COMPRESS=off, or pg_options=gflow.Options(compress=\"off\")",
+        wire.name(),
+    )
 }

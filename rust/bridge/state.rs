@@ -3,7 +3,7 @@
 use super::group::{Group, read_momentum};
 use super::{milliseconds, types};
 use crate::error::Result;
-use crate::gradients::State;
+use crate::gradients::BucketState;
 
 impl Group {
     /// These buckets are gone: nothing needs to be kept of them.
@@ -24,7 +24,7 @@ impl Group {
 
     pub(super) fn bucket_state(&self, number: u32, timeout_ms: u64) -> Result<types::BucketState> {
         self.guard(|| {
-            let State { step, residual, velocity } =
+            let BucketState { step, residual, velocity } =
                 self.0.engine.bucket_state(number, milliseconds(timeout_ms))?;
             Ok(types::BucketState { step, residual, velocity })
         })
@@ -38,7 +38,7 @@ impl Group {
     ) -> Result<()> {
         self.guard(|| {
             let types::BucketState { step, residual, velocity } = state;
-            let state = State { step, residual, velocity };
+            let state = BucketState { step, residual, velocity };
             self.0.engine.load_bucket(number, state, milliseconds(timeout_ms))
         })
     }

@@ -25,7 +25,7 @@ mod declared {
         compression: Compression,
     }
 
-    /// How gradients are exchanged; the fields are those of `gradients::Method`.
+    /// How gradients are exchanged; the fields are those of `gradients::CompressionConfig`.
     struct Compression {
         enabled: bool,
         density: f64,

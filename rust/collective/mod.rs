@@ -10,6 +10,7 @@ pub mod assembly;
 pub mod call;
 pub mod fabric;
 pub mod hierarchical;
+pub mod info;
 pub mod local;
 pub mod message;
 pub mod partition;

@@ -1,12 +1,13 @@
 //! A group that this process is a member of: how it is joined, and what was agreed on then.
 
-use super::Engine;
+use super::handle::Engine;
+use super::shared::Gradients;
 use crate::codec::Momentum;
 use crate::collective::assembly::{Assembled, RankDirectory, assemble};
 use crate::collective::hierarchical;
 use crate::collective::topology::Topology;
 use crate::error::{Error, Result};
-use crate::gradients::{Gradients, Method};
+use crate::gradients::CompressionConfig;
 use crate::observe::log::{GroupContext, in_group};
 use crate::transport::handshake::Key;
 use crate::transport::interrupt::Interrupt;
@@ -60,7 +61,7 @@ pub struct GroupConfig {
     pub key: Key,
     pub timeout: Duration,
     /// How gradients are compressed, if they are.
-    pub method: Option<Method>,
+    pub compression: Option<CompressionConfig>,
     pub momentum: Option<Momentum>,
 }
 
@@ -112,9 +113,9 @@ impl Group {
         let (size, hosts) = (config.labels.len(), topology.hosts());
         log::info!("joined {size} ranks on {hosts} hosts in {:.1?}", start.elapsed());
         // Nothing crosses hosts where there is only one, so nothing is compressed.
-        let method = config.method.filter(|_| topology.hosts() > 1);
-        let compresses = method.is_some();
-        let gradients = Gradients::new(method, config.momentum);
+        let compression = config.compression.filter(|_| topology.hosts() > 1);
+        let compresses = compression.is_some();
+        let gradients = Gradients::new(compression, config.momentum);
         let engine = Engine::start(&config.name, config.labels, fabric, gradients, interrupt)?;
         let engine = Arc::new(engine);
         let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);

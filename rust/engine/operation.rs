@@ -1,34 +1,34 @@
-//! What the engine needs of an operation: a way to do it and a way to say that it is over.
+//! What the engine needs of an operation: a way to carry it out, and a way to say that it is complete.
 
 use crate::collective::span::Memory;
 use crate::error::{Error, Result};
 use crate::transport::interrupt::Interrupt;
 use std::sync::Arc;
 
-/// Shared between the queue, the thread that does it and whoever aborts the group.
+/// Shared by the queue, the thread that runs it, and anyone who aborts the group.
 pub trait Operation: Send + Sync {
-    /// Makes the tensors such that they can be exchanged. It comes first, and once.
+    /// Makes the tensors ready to be exchanged. Called first, and once.
     fn prepare(&self) -> Result<()>;
 
-    /// The memory of its tensors, contiguous, valid until [`Operation::finish`] has returned.
-    /// For a collective that the engine does itself; it is asked for once.
+    /// The memory of its tensors, contiguous, valid until [`Operation::finish`] has returned. Called at
+    /// most once, for a collective that the engine carries out itself.
     fn open(&self) -> Result<Memory>;
 
-    /// Begins a collective on the inner backend, after the ranks have agreed, and raises `done`
-    /// when it is over. An operation that runs aside has nothing to begin.
+    /// Starts a collective on the inner backend, after the ranks have agreed, and raises `done` when it
+    /// is complete. An operation that runs aside has nothing to start.
     fn start(&self, done: Arc<Interrupt>) -> Result<()>;
 
-    /// Waits for what was begun and returns how it ended; puts the results where they belong.
+    /// Waits for what was started and returns its outcome; puts the results where they belong.
     fn finish(&self) -> Result<()>;
 
     /// Whether it failed because a connection did.
     fn broke_connection(&self) -> bool;
 
-    /// Releases whoever waits, with the error if there is one. Only the first call counts.
-    /// Returns whether [`Operation::notify`] is still owed.
-    fn settle(&self, error: Option<&Error>) -> bool;
+    /// Releases all waiters, with the error if there is one. Only the first call counts. Returns whether
+    /// [`Operation::notify`] is still due.
+    fn complete(&self, error: Option<&Error>) -> bool;
 
-    /// Completes the Future. It runs the user's callbacks, so it may take any time, call back
-    /// into this group, and wait for operations that are still queued.
+    /// Completes the Future. It runs the user's callbacks, so it may take any time, call back into this
+    /// group, and wait for operations that are still queued.
     fn notify(&self);
 }

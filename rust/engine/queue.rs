@@ -1,39 +1,46 @@
-//! The queue of a group: collectives in the order in which the program called them, and between them
-//! where gradients that are held back are to go out.
+//! The queue of a group: collectives in the order in which the program called them, and flushes of held
+//! gradients between them.
 //!
-//! One collective runs at a time: whoever takes a job says when it is over. It is closed once, with
-//! a reason that every later call gets. It never drops an operation: what cannot run any more is
-//! given back to be settled.
+//! One task runs at a time: the thread that takes one says when it is done. The queue is closed once, with
+//! a reason that every later call gets. It never drops an operation: jobs that cannot run any more are
+//! handed back to be completed with an error.
 
-use super::devices::Arrival;
 use super::operation::Operation;
 use crate::collective::call::Call;
+use crate::collective::info::CollectiveInfo;
 use crate::error::Error;
+use crate::gradients::DeviceTicket;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
 
-/// One collective on its way.
+/// A collective that was submitted and has not run.
 pub struct Job {
-    /// The number of this collective in its group, from 1.
-    pub seq: u64,
-    pub call: Call,
+    pub info: CollectiveInfo,
     pub operation: Arc<dyn Operation>,
-    /// For tensors on a device only.
-    pub arrival: Option<Box<Arrival>>,
+    /// Only for tensors on a device.
+    pub device: Option<Box<DeviceTicket>>,
 }
 
-/// What the worker is to do next.
+/// What the worker does next.
 pub enum Task {
     Collective(Job),
-    /// Gradients that are held back are exchanged now, and completed.
+    /// Exchange and complete all gradients that are held.
     Flush,
+}
+
+/// What became of a job whose caller was ready to run it.
+pub enum Submitted {
+    /// Nothing else was running or waiting: the caller runs it and then calls [`Queue::done`].
+    RunHere(Job),
+    /// It was appended, with this number.
+    Queued(u64),
 }
 
 #[derive(Default)]
 pub struct Queue {
     state: Mutex<State>,
-    /// Only the worker waits for it.
+    /// Only the worker waits on it.
     changed: Condvar,
 }
 
@@ -42,33 +49,33 @@ struct State {
     tasks: VecDeque<Task>,
     /// The number of the newest collective.
     seq: u64,
-    /// Somebody has taken a task and is not done with it.
+    /// A task was taken and is not done.
     busy: bool,
     closed: Option<Error>,
-    /// Whether it is closed because the group has failed, and not in order. Set together with the
-    /// reason: the worker may look as soon as the queue is closed.
+    /// Whether it was closed because the group failed. Set together with the reason: the worker may
+    /// look as soon as the queue is closed.
     has_failed: bool,
 }
 
 impl Queue {
-    /// Appends a job and returns its number, or says why nothing is taken any more.
+    /// Appends a job and returns its number. Fails with the reason if the queue is closed.
     pub fn push(
         &self,
         call: Call,
         operation: Arc<dyn Operation>,
-        arrival: Option<Box<Arrival>>,
+        device: Option<Box<DeviceTicket>>,
     ) -> Result<u64, Error> {
         let mut state = self.lock();
         state.check_open()?;
-        let job = state.number(call, operation, arrival);
-        let seq = job.seq;
+        let job = state.number(call, operation, device);
+        let seq = job.info.seq;
         state.tasks.push_back(Task::Collective(job));
         drop(state);
         self.changed.notify_one();
         Ok(seq)
     }
 
-    /// Appends a flush. It has no number: it is no collective.
+    /// Appends a flush, which has no number. Does nothing if the queue is closed.
     pub fn push_flush(&self) {
         let mut state = self.lock();
         if state.check_open().is_ok() {
@@ -78,30 +85,30 @@ impl Queue {
         }
     }
 
-    /// A job that the caller runs itself, because nothing runs or waits; else it is appended and
-    /// its number returned. A job that was taken ends with [`Queue::done`].
+    /// Hands the job back if nothing is running or waiting, so that the caller runs it; otherwise appends
+    /// it.
     pub fn take_or_push(
         &self,
         call: Call,
         operation: Arc<dyn Operation>,
-        arrival: Option<Box<Arrival>>,
-    ) -> Result<Result<Job, u64>, Error> {
+        device: Option<Box<DeviceTicket>>,
+    ) -> Result<Submitted, Error> {
         let mut state = self.lock();
         state.check_open()?;
-        let job = state.number(call, operation, arrival);
+        let job = state.number(call, operation, device);
         if !state.busy && state.tasks.is_empty() {
             state.busy = true;
-            return Ok(Ok(job));
+            return Ok(Submitted::RunHere(job));
         }
-        let seq = job.seq;
+        let seq = job.info.seq;
         state.tasks.push_back(Task::Collective(job));
         drop(state);
         self.changed.notify_one();
-        Ok(Err(seq))
+        Ok(Submitted::Queued(seq))
     }
 
-    /// The next task; sleeps until there is one and nobody else is at one. It ends with
-    /// [`Queue::done`]. `None` once the queue is closed, empty and at rest.
+    /// Waits for the next task until no other is running; [`Queue::done`] ends it. `None` once the queue
+    /// is closed and empty and nothing is running.
     pub fn pop(&self) -> Option<Task> {
         let mut state = self.lock();
         loop {
@@ -118,7 +125,7 @@ impl Queue {
         }
     }
 
-    /// The task that was taken is over.
+    /// The task that was taken is done.
     pub fn done(&self) {
         let mut state = self.lock();
         state.busy = false;
@@ -129,18 +136,18 @@ impl Queue {
         }
     }
 
-    /// Fails with the reason if nothing is taken any more.
+    /// Fails with the reason if the queue is closed.
     pub fn check_open(&self) -> Result<(), Error> {
         self.lock().check_open()
     }
 
-    /// Takes no more jobs; those already here can still be popped. The first reason stays.
+    /// Takes no more jobs; those already queued can still be popped. The first reason stays.
     pub fn close(&self, reason: Error) {
         self.lock().closed.get_or_insert(reason);
         self.changed.notify_all();
     }
 
-    /// The same because the group has failed.
+    /// Closes the queue because the group has failed.
     pub fn fail(&self, reason: Error) {
         let mut state = self.lock();
         state.closed.get_or_insert(reason);
@@ -149,13 +156,13 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Why nothing is taken any more, if that is because the group has failed.
+    /// Why the group has failed, if it has.
     pub fn failure(&self) -> Option<Error> {
         let state = self.lock();
         state.closed.clone().filter(|_| state.has_failed)
     }
 
-    /// Takes out every job that has not been popped.
+    /// Removes every job that has not been popped.
     pub fn drain(&self) -> Vec<Job> {
         let job = |task| match task {
             Task::Collective(job) => Some(job),
@@ -180,10 +187,11 @@ impl State {
         &mut self,
         call: Call,
         operation: Arc<dyn Operation>,
-        arrival: Option<Box<Arrival>>,
+        device: Option<Box<DeviceTicket>>,
     ) -> Job {
         self.seq += 1;
-        Job { seq: self.seq, call, operation, arrival }
+        let info = CollectiveInfo { seq: self.seq, call };
+        Job { info, operation, device }
     }
 
     fn check_open(&self) -> Result<(), Error> {
@@ -217,7 +225,7 @@ mod model {
         fn broke_connection(&self) -> bool {
             false
         }
-        fn settle(&self, _error: Option<&Error>) -> bool {
+        fn complete(&self, _error: Option<&Error>) -> bool {
             false
         }
         fn notify(&self) {}
@@ -232,8 +240,8 @@ mod model {
             let last = loom::sync::Arc::new(AtomicU64::new(0));
             let run = |queue: &Queue, last: &AtomicU64, job: Job| {
                 // If two ran at a time, or in another order, this would not be the one before.
-                assert_eq!(last.load(Ordering::Relaxed), job.seq - 1);
-                last.store(job.seq, Ordering::Relaxed);
+                assert_eq!(last.load(Ordering::Relaxed), job.info.seq - 1);
+                last.store(job.info.seq, Ordering::Relaxed);
                 queue.done();
             };
             let (of_worker, of_last) = (queue.clone(), last.clone());
@@ -247,7 +255,8 @@ mod model {
             });
             queue.push(all_reduce(1), Arc::new(Nothing), None).unwrap();
             queue.push_flush();
-            if let Ok(job) = queue.take_or_push(all_reduce(1), Arc::new(Nothing), None).unwrap() {
+            let submitted = queue.take_or_push(all_reduce(1), Arc::new(Nothing), None).unwrap();
+            if let Submitted::RunHere(job) = submitted {
                 run(&queue, &last, job);
             }
             queue.close(Error::Closed("the end of the model".into()));

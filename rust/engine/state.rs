@@ -1,17 +1,17 @@
 //! What a group keeps of gradients between steps: saved, loaded and corrected, always after every
 //! collective submitted so far.
 
-use super::Engine;
+use super::handle::Engine;
 use crate::codec::Momentum;
 use crate::cuda::Fault;
 use crate::error::{Error, Result};
-use crate::gradients::State;
+use crate::gradients::BucketState;
 use std::time::Duration;
 
 impl Engine {
     /// What is kept of a bucket. If that is on a device, waits for the device and watches the peers
     /// meanwhile.
-    pub fn bucket_state(&self, number: u32, limit: Duration) -> Result<State> {
+    pub fn bucket_state(&self, number: u32, limit: Duration) -> Result<BucketState> {
         self.fence(limit)?;
         // Before locking the front: while it is locked, nobody can watch the peers.
         self.shared.devices.watchdog.wait_idle(limit);
@@ -20,7 +20,7 @@ impl Engine {
     }
 
     /// Puts back what a bucket kept when its state was saved.
-    pub fn load_bucket(&self, number: u32, state: State, limit: Duration) -> Result<()> {
+    pub fn load_bucket(&self, number: u32, state: BucketState, limit: Duration) -> Result<()> {
         if state.residual.iter().chain(&state.velocity).any(|value| !value.is_finite()) {
             // It would stay for ever, and keep its chunk from ever being sent.
             let what = format!("gflow: the state of bucket {number} has infinity or NaN in it");
@@ -41,7 +41,7 @@ impl Engine {
 
     /// The optimizer has made a step, or `skipped` it, and changed the gradients' unit by `factor`.
     pub fn record_step(&self, skipped: bool, factor: f32, limit: Duration) -> Result<()> {
-        self.with_gradients(limit, |gradients| gradients.take_note_of_step(skipped, factor))?
+        self.with_gradients(limit, |gradients| gradients.record_step(skipped, factor))?
             .map_err(|fault| self.device_error("taking note of a step", fault))
     }
 

@@ -1,48 +1,48 @@
-//! Moving a whole shard into its residual: chunk by chunk, and a large one by two threads.
+//! Moves a whole shard into its residual, chunk by chunk; a large shard with two threads.
 //!
-//! This is the one stage that goes through all of the gradient. The link waits for its end, because
-//! nothing can be chosen before all norms are known; so a large shard is worth a second thread for
-//! the few milliseconds that it takes. More were measured not to be faster, and the cores are the
-//! training job's. The results do not depend on who does which chunk.
+//! This is the one stage that reads all of the gradient. The link is idle until it ends, because chunks
+//! can be selected only when all norms are known; so a large shard is worth a second thread for a few
+//! milliseconds. More threads were measured not to be faster, and the cores belong to the training job.
+//! The results do not depend on which thread does which chunk.
 
 use crate::codec::{ChunkGrid, ChunkNorms, Gradient, Momentum, accumulate};
 use std::sync::{Mutex, PoisonError};
 
-/// What a thread takes at a time has about this many elements. Starting a thread takes as long as
-/// some ten thousand.
+/// A thread takes about this many elements at a time. Starting a thread takes as long as some ten
+/// thousand.
 const PIECE: usize = 1 << 20;
 
-/// What one thread goes through: whole chunks of a shard.
-pub struct Stretch<'a> {
+/// Whole chunks of a shard, for one thread.
+pub struct ShardSlice<'a> {
     pub gradient: Gradient<'a>,
     pub residual: &'a mut [f32],
-    /// With momentum only.
+    /// Only with momentum.
     pub velocity: Option<(&'a mut [f32], Momentum)>,
     /// Elements in a chunk; the last may be short.
     pub chunk: usize,
 }
 
-impl<'a> Stretch<'a> {
-    /// Moves the gradient into the residual and returns the norms of the chunks. `room` is used to
-    /// remember a chunk while it is changed.
-    pub fn accumulate(mut self, room: &mut Vec<f32>) -> Vec<ChunkNorms> {
+impl<'a> ShardSlice<'a> {
+    /// Moves the gradient into the residual and returns the norms of the chunks. `scratch` holds a copy of
+    /// a chunk while it changes.
+    pub fn accumulate(mut self, scratch: &mut Vec<f32>) -> Vec<ChunkNorms> {
         if self.gradient.len() < 2 * PIECE.max(self.chunk) {
-            return self.accumulate_here(room);
+            return self.accumulate_here(scratch);
         }
         let left = Mutex::new(self.into_pieces().into_iter().enumerate());
         let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let work = |room: &mut Vec<f32>| {
+        let work = |scratch: &mut Vec<f32>| {
             let mut done = Vec::new();
             while let Some((index, mut piece)) = next() {
-                done.push((index, piece.accumulate_here(room)));
+                done.push((index, piece.accumulate_here(scratch)));
             }
             done
         };
         let mut done = std::thread::scope(|scope| {
             let helper = std::thread::Builder::new().name("gflow-helper".to_string());
             let helper = helper.spawn_scoped(scope, || work(&mut Vec::new()));
-            let mut done = work(room);
-            // If it could not be started, all is done by now.
+            let mut done = work(scratch);
+            // If it could not be started, this thread has done everything.
             if let Ok(helper) = helper {
                 done.extend(helper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
             }
@@ -52,21 +52,21 @@ impl<'a> Stretch<'a> {
         done.into_iter().flat_map(|(_, norms)| norms).collect()
     }
 
-    fn accumulate_here(&mut self, room: &mut Vec<f32>) -> Vec<ChunkNorms> {
+    fn accumulate_here(&mut self, scratch: &mut Vec<f32>) -> Vec<ChunkNorms> {
         let grid = ChunkGrid { elements: self.gradient.len(), chunk_len: self.chunk };
-        room.resize(2 * grid.chunk_len.min(grid.elements), 0.0);
+        scratch.resize(2 * grid.chunk_len.min(grid.elements), 0.0);
         let one = |index| {
             let range = grid.range(index);
             let velocity = self.velocity.as_mut();
             let velocity = velocity.map(|(velocity, by)| (&mut velocity[range.clone()], *by));
             let mut gradient = self.gradient.part(range.clone());
-            accumulate(&mut gradient, &mut self.residual[range], velocity, room)
+            accumulate(&mut gradient, &mut self.residual[range], velocity, scratch)
         };
         (0..grid.chunks()).map(one).collect()
     }
 
-    /// The same in pieces of whole chunks.
-    fn into_pieces(mut self) -> Vec<Stretch<'a>> {
+    /// Splits it into pieces of whole chunks.
+    fn into_pieces(mut self) -> Vec<ShardSlice<'a>> {
         let size = PIECE.div_ceil(self.chunk) * self.chunk;
         let mut pieces = Vec::new();
         while self.gradient.len() > size {
@@ -78,14 +78,14 @@ impl<'a> Stretch<'a> {
     }
 
     /// Keeps the elements before `middle`, and returns the others.
-    fn split_off(&mut self, middle: usize) -> Stretch<'a> {
+    fn split_off(&mut self, middle: usize) -> ShardSlice<'a> {
         let gradient = self.gradient.split_off(middle);
         let residual = self.residual.split_off_mut(middle..).unwrap_or_default();
         let velocity = self
             .velocity
             .as_mut()
             .map(|(velocity, by)| (velocity.split_off_mut(middle..).unwrap_or_default(), *by));
-        Stretch { gradient, residual, velocity, chunk: self.chunk }
+        ShardSlice { gradient, residual, velocity, chunk: self.chunk }
     }
 }
 
@@ -103,15 +103,15 @@ mod tests {
             let once = |by_two: bool| {
                 let [mut gradient, mut residual, mut velocity] =
                     [7, 11, 13].map(|seed| (0..elements).map(value(seed)).collect::<Vec<f32>>());
-                let mut stretch = Stretch {
+                let mut slice = ShardSlice {
                     gradient: Gradient::F32(&mut gradient),
                     residual: &mut residual,
                     velocity: momentum.map(|momentum| (&mut velocity[..], momentum)),
                     chunk,
                 };
                 let norms = match by_two {
-                    true => stretch.accumulate(&mut Vec::new()),
-                    false => stretch.accumulate_here(&mut Vec::new()),
+                    true => slice.accumulate(&mut Vec::new()),
+                    false => slice.accumulate_here(&mut Vec::new()),
                 };
                 (norms, gradient, residual, velocity)
             };

@@ -1,12 +1,11 @@
-//! The courier: a thread that takes wire buffers round the ring, one after the other, while the
-//! worker is already busy with the gradients that come next.
-//!
-//! Parcels come back in the order in which they were sent. The courier touches nothing but the ring
-//! and what is in the parcel, and must never wait past a parcel's deadline.
+//! The courier: a thread that takes parcels round the ring, in order, while the worker is busy with the
+//! next gradients. It touches nothing but the ring and the parcel, and never waits past the parcel's
+//! deadline.
 
 use super::parcel::Parcel;
 use crate::collective::ring::Ring;
 use crate::error::Error;
+use crate::observe::log::in_same_group;
 use crate::transport::{Failure, Watch};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,71 +13,72 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often the worker looks after the peers while it waits for a parcel.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How often the worker checks its peers while it waits for a parcel.
+const CHECK_EVERY: Duration = Duration::from_millis(20);
 
 /// A parcel that has been round the ring, or failed to.
 pub struct Delivery {
     pub parcel: Parcel,
     pub outcome: Result<(), Failure>,
     pub seconds: f64,
-    /// Bytes that this rank has sent for it.
+    /// Bytes that this rank sent for it.
     pub sent: u64,
 }
 
 pub struct Courier {
     orders: Sender<Parcel>,
     deliveries: Receiver<Delivery>,
-    is_to_stop: Arc<AtomicBool>,
-    /// What the thread needs, until there is something to do for it.
-    waiting: Option<Outfit>,
+    stop_requested: Arc<AtomicBool>,
+    /// The thread, until the first parcel starts it.
+    not_started: Option<CourierThread>,
 }
 
-struct Outfit {
+struct CourierThread {
     ring: Arc<Mutex<Ring>>,
     watch: Box<dyn Watch + Send>,
     orders: Receiver<Parcel>,
     deliveries: Sender<Delivery>,
-    is_to_stop: Arc<AtomicBool>,
+    stop_requested: Arc<AtomicBool>,
 }
 
 impl Courier {
-    /// A courier for this ring, whose waits heed `watch`. The thread starts with the first parcel.
+    /// A courier for this ring, which checks `watch` while it waits. Its thread starts with the first
+    /// parcel.
     pub fn new(ring: Arc<Mutex<Ring>>, watch: Box<dyn Watch + Send>) -> Courier {
-        let (orders, of_thread) = channel();
-        let (by_thread, deliveries) = channel();
-        let is_to_stop = Arc::new(AtomicBool::new(false));
-        let outfit = Outfit {
+        let (orders, thread_orders) = channel();
+        let (thread_deliveries, deliveries) = channel();
+        let stop_requested = Arc::new(AtomicBool::new(false));
+        let thread = CourierThread {
             ring,
             watch,
-            orders: of_thread,
-            deliveries: by_thread,
-            is_to_stop: is_to_stop.clone(),
+            orders: thread_orders,
+            deliveries: thread_deliveries,
+            stop_requested: stop_requested.clone(),
         };
-        Courier { orders, deliveries, is_to_stop, waiting: Some(outfit) }
+        Courier { orders, deliveries, stop_requested, not_started: Some(thread) }
     }
 
     pub fn send(&mut self, parcel: Parcel) -> Result<(), Failure> {
-        if let Some(outfit) = self.waiting.take() {
+        if let Some(thread) = self.not_started.take() {
             std::thread::Builder::new()
                 .name("gflow-courier".to_string())
-                .spawn(move || outfit.work())
+                .spawn(in_same_group(move || thread.run()))
                 .map_err(|error| Failure::Broken(format!("could not start a thread: {error}")))?;
         }
         self.orders.send(parcel).map_err(|_| has_ended())
     }
 
-    /// Waits for the oldest parcel under way; `check` looks after the peers meanwhile.
+    /// Waits for the oldest parcel under way, and calls `check` from time to time.
     pub fn receive(
         &mut self,
         mut check: impl FnMut() -> Result<(), Failure>,
     ) -> Result<Delivery, Failure> {
         loop {
-            match self.deliveries.recv_timeout(LOOK_EVERY) {
+            match self.deliveries.recv_timeout(CHECK_EVERY) {
                 Ok(delivery) => return Ok(delivery),
                 Err(RecvTimeoutError::Timeout) => check().inspect_err(|_| {
-                    // What is under way is of no use to anybody any more.
-                    self.is_to_stop.store(true, Ordering::Release);
+                    // Nobody needs the parcels under way any more.
+                    self.stop_requested.store(true, Ordering::Release);
                 })?,
                 Err(RecvTimeoutError::Disconnected) => return Err(has_ended()),
             }
@@ -90,13 +90,13 @@ fn has_ended() -> Failure {
     Failure::Broken("the thread that carries gradients has ended".to_string())
 }
 
-impl Outfit {
-    /// Until the courier is dropped.
-    fn work(mut self) {
+impl CourierThread {
+    /// Runs until the courier is dropped.
+    fn run(mut self) {
         while let Ok(mut parcel) = self.orders.recv() {
             let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
             let (start, sent) = (Instant::now(), ring.sent());
-            let mut watch = UntilStopped { watch: &mut *self.watch, stop: &self.is_to_stop };
+            let mut watch = UntilStopped { watch: &mut *self.watch, stop: &self.stop_requested };
             let go_round = AssertUnwindSafe(|| parcel.go_round(&mut ring, &mut watch));
             let outcome = catch_unwind(go_round).unwrap_or_else(|payload| {
                 Err(Failure::Broken(Error::from_panic(payload).to_string()))
@@ -111,6 +111,7 @@ impl Outfit {
     }
 }
 
+/// `watch`, until the worker asks the courier to stop.
 struct UntilStopped<'a> {
     watch: &'a mut dyn Watch,
     stop: &'a AtomicBool,

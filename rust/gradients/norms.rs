@@ -1,8 +1,8 @@
-//! The exchange of norms: after it every carrier of a shard knows how much each chunk weighs on all
-//! hosts together, and so all choose the same chunks.
+//! The exchange of norms, after which every carrier of a shard knows the norm of each chunk over all hosts,
+//! so that all select the same chunks.
 //!
-//! Norms travel as messages, not round the ring, so the ring can be busy with the exchange before.
-//! They are added in the order of hosts, whoever adds them, so all get the same sums to the bit.
+//! Norms travel as messages, not round the ring, because the ring may be busy with the exchange before.
+//! Every rank adds them in the order of hosts, so all get the same sums to the bit.
 
 use crate::codec::add_norms;
 use crate::collective::fabric::Fabric;
@@ -16,7 +16,7 @@ use zerocopy::{FromBytes, IntoBytes};
 const NORMS_PER_MESSAGE: usize = (MAX_PAYLOAD - size_of::<Envelope>()) / size_of::<f32>();
 
 /// Replaces `norms` by their sums over all hosts. `seq` is the number of the exchange's first
-/// collective. Returns how many bytes this rank has sent.
+/// collective. Returns how many bytes this rank sent.
 pub fn sum_over_hosts(
     fabric: &mut Fabric,
     seq: u64,

@@ -1,8 +1,8 @@
-//! A parcel: chosen chunks of the gradients of one exchange, as they travel.
+//! A parcel: selected chunks of the gradients of one exchange, as they travel.
 //!
-//! It is filled by the worker, goes round the ring with the courier, and comes back with the sums
-//! and with what this rank has rounded off while it added. An exchange that chose much is several
-//! parcels: while one is on its way the next is packed and the one before unpacked.
+//! The worker fills it, the courier takes it round the ring, and it comes back with the sums and with
+//! what this rank rounded off when it added. A large exchange takes several parcels: while one is on
+//! its way the next is packed and the one before is unpacked.
 
 use crate::codec::{Wire, add_partial_sum};
 use crate::collective::ring::{Combine, Ring};
@@ -11,38 +11,38 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// A parcel is full with this many elements. Larger ones leave the cache between two stages, and
-/// let the ring wait for them; smaller ones make it turn around more often.
-pub const ENOUGH: usize = 1 << 20;
+/// A parcel is full with this many elements. Larger parcels fall out of the cache between two stages and
+/// keep the ring waiting; smaller ones cost more turns of the ring.
+pub const FULL_ELEMENTS: usize = 1 << 20;
 
 pub struct Parcel {
     wire: Wire,
     /// In words, so that every element is aligned.
     words: Vec<u64>,
-    /// What this rank has rounded off where it has added; elsewhere whatever was there before.
+    /// What this rank rounded off in the ranges of `added`; elsewhere it is stale.
     rounded_off: Vec<f32>,
-    /// Where this rank has added.
+    /// The elements where this rank has added to what came in.
     added: Vec<Range<usize>>,
     elements: usize,
-    pub loads: Vec<Load>,
+    pub chunks: Vec<PackedChunk>,
     is_last: bool,
     deadline: Instant,
 }
 
 /// One chunk in a parcel.
 #[derive(Debug, Clone)]
-pub struct Load {
-    /// Which member of the exchange it is of.
-    pub member: usize,
-    /// Where it is in that member's shard, and in the parcel.
-    pub range: Range<usize>,
-    pub place: Range<usize>,
-    /// What it is multiplied by on the wire.
+pub struct PackedChunk {
+    /// The index of its bucket in the exchange.
+    pub bucket: usize,
+    /// Its elements in that bucket's shard, and in the parcel.
+    pub in_shard: Range<usize>,
+    pub in_parcel: Range<usize>,
+    /// The factor that it is multiplied by on the wire.
     pub scale: f32,
 }
 
 impl Parcel {
-    /// An empty parcel; `used` is an old one whose memory is used again.
+    /// An empty parcel, which reuses the memory of `used`.
     pub fn new(wire: Wire, deadline: Instant, used: Option<Parcel>) -> Parcel {
         let empty = || Parcel {
             wire,
@@ -50,24 +50,24 @@ impl Parcel {
             rounded_off: Vec::new(),
             added: Vec::new(),
             elements: 0,
-            loads: Vec::new(),
+            chunks: Vec::new(),
             is_last: false,
             deadline,
         };
         let mut parcel = used.filter(|used| used.wire == wire).unwrap_or_else(empty);
         (parcel.elements, parcel.is_last, parcel.deadline) = (0, false, deadline);
-        parcel.loads.clear();
+        parcel.chunks.clear();
         parcel.added.clear();
         parcel
     }
 
-    /// Whether another chunk of so many elements belongs into the next parcel.
+    /// Whether a chunk of `elements` has to go into the next parcel.
     pub fn is_full_for(&self, elements: usize) -> bool {
-        self.elements > 0 && self.elements + elements > ENOUGH
+        self.elements > 0 && self.elements + elements > FULL_ELEMENTS
     }
 
-    /// The same as the last one of its exchange.
-    pub fn last(self) -> Parcel {
+    /// Marks it as the last one of its exchange.
+    pub fn into_last(self) -> Parcel {
         Parcel { is_last: true, ..self }
     }
 
@@ -75,23 +75,28 @@ impl Parcel {
         self.is_last
     }
 
-    /// Makes room for a chunk, and returns it with its bytes.
-    pub fn add(&mut self, member: usize, range: Range<usize>, scale: f32) -> (Load, &mut [u8]) {
-        let place = self.elements..self.elements + range.len();
-        self.elements = place.end;
+    /// Makes room for a chunk, and returns it with its bytes in the parcel.
+    pub fn add(
+        &mut self,
+        bucket: usize,
+        in_shard: Range<usize>,
+        scale: f32,
+    ) -> (PackedChunk, &mut [u8]) {
+        let in_parcel = self.elements..self.elements + in_shard.len();
+        self.elements = in_parcel.end;
         let words = (self.elements * self.wire.element_bytes()).div_ceil(size_of::<u64>());
         if self.words.len() < words {
-            // At once what a full one needs: most are full.
-            let enough = ENOUGH * self.wire.element_bytes() / size_of::<u64>();
-            self.words.resize(words.max(enough), 0);
+            // Room for a full parcel at once: most are full.
+            let full = FULL_ELEMENTS * self.wire.element_bytes() / size_of::<u64>();
+            self.words.resize(words.max(full), 0);
         }
-        let load = Load { member, range, place: place.clone(), scale };
-        self.loads.push(load.clone());
-        (load, self.part(place))
+        let chunk = PackedChunk { bucket, in_shard, in_parcel: in_parcel.clone(), scale };
+        self.chunks.push(chunk.clone());
+        (chunk, self.bytes_of(in_parcel))
     }
 
-    /// The bytes of some elements.
-    pub fn part(&mut self, elements: Range<usize>) -> &mut [u8] {
+    /// The bytes of some of its elements.
+    pub fn bytes_of(&mut self, elements: Range<usize>) -> &mut [u8] {
         let each = self.wire.element_bytes();
         &mut self.bytes()[elements.start * each..elements.end * each]
     }
@@ -103,11 +108,11 @@ impl Parcel {
         unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast(), bytes) }
     }
 
-    /// What this rank has rounded off of a load, in the unit of the wire: the elements of the load
-    /// that it has added to what came, with what that lost. Of the others it was the first to send
-    /// its own, and so has added and rounded nothing.
-    pub fn rounded_off(&self, load: &Load) -> impl Iterator<Item = (Range<usize>, &[f32])> {
-        let (start, end) = (load.place.start, load.place.end);
+    /// What this rank rounded off of a chunk, in the unit of the wire: the elements of the chunk that it
+    /// added to what came in, with what each lost. Its other elements were the first of their sums, so
+    /// nothing was added and rounded here.
+    pub fn rounded_off(&self, chunk: &PackedChunk) -> impl Iterator<Item = (Range<usize>, &[f32])> {
+        let (start, end) = (chunk.in_parcel.start, chunk.in_parcel.end);
         self.added.iter().filter_map(move |added| {
             let both = added.start.max(start)..added.end.min(end);
             let lost = self.rounded_off.get(both.clone())?;
@@ -133,16 +138,16 @@ impl Parcel {
     }
 }
 
-/// How the ring adds up what arrives: in f32, rounded to the type of the wire.
+/// Adds what comes in on the ring: in f32, rounded to the type of the wire.
 struct Sums {
     wire: Wire,
     /// The address of the first byte of the parcel.
     start: usize,
-    /// Locked by the one thread that adds; the ring only asks for something that can be shared.
+    /// Only one thread adds; the lock is there because the ring asks for something `Sync`.
     lost: Mutex<Lost>,
 }
 
-/// What a parcel has of these, while it goes round.
+/// The parcel's fields of the same names, while it goes round.
 struct Lost {
     rounded_off: Vec<f32>,
     added: Vec<Range<usize>>,
@@ -165,7 +170,7 @@ impl Combine for Sums {
             _ => &mut rounded_off[elements.clone()],
         };
         add_partial_sum(&mut own[..bytes], &incoming[..bytes], self.wire, rounded_off);
-        // What comes in little by little, on one lane or on several in turn, is one range of each.
+        // Bytes come in piece by piece, on several channels in turn: one range for each channel.
         match added.iter_mut().rev().find(|range| range.end == elements.start) {
             Some(range) => range.end = elements.end,
             None => added.push(elements),
@@ -183,9 +188,9 @@ mod tests {
     use std::time::Duration;
 
     const HOSTS: usize = 3;
-    const LANES: usize = 2;
+    const CHANNELS: usize = 2;
 
-    /// A parcel of this many elements, of which each is a load; and what they are.
+    /// A parcel of this many elements, each a chunk of its own; and its elements.
     fn filled(used: Option<Parcel>, count: usize, host: usize) -> (Parcel, Vec<f32>) {
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut parcel = Parcel::new(Wire::F16, deadline, used);
@@ -202,9 +207,9 @@ mod tests {
 
     #[test]
     fn what_all_ranks_have_rounded_off_and_the_sums_are_what_was_sent() {
-        let mut rings = dribbling_rings(HOSTS, LANES);
+        let mut rings = dribbling_rings(HOSTS, CHANNELS);
         let mut used: Vec<Option<Parcel>> = (0..HOSTS).map(|_| None).collect();
-        // The second and third time in memory in which there is something already.
+        // The second and third time in used memory.
         for count in [3001, 2000, 2600] {
             let parcels = used.into_iter().enumerate();
             let (parcels, sent): (Vec<_>, Vec<_>) =
@@ -224,11 +229,11 @@ mod tests {
             let mut some_was_lost = false;
             for index in 0..count {
                 let bytes: Vec<_> =
-                    parcels.iter_mut().map(|it| it.part(index..index + 1).to_vec()).collect();
+                    parcels.iter_mut().map(|it| it.bytes_of(index..index + 1).to_vec()).collect();
                 assert!(bytes.iter().all(|of_host| *of_host == bytes[0]), "{index}");
                 let lost: Vec<f32> = parcels
                     .iter()
-                    .flat_map(|it| it.rounded_off(&it.loads[index]))
+                    .flat_map(|it| it.rounded_off(&it.chunks[index]))
                     .flat_map(|(_, lost)| lost.iter().copied())
                     .collect();
                 assert_eq!(lost.len(), HOSTS - 1, "{index} is added by all but the first");
@@ -238,7 +243,7 @@ mod tests {
                 assert_eq!(f64::from(read(Wire::F16, &bytes[0], 0)) + lost, sum, "{index}");
             }
             assert!(some_was_lost, "the numbers are to be such that something is");
-            assert!(parcels.iter().all(|it| it.added.len() <= LANES * (HOSTS - 1)));
+            assert!(parcels.iter().all(|it| it.added.len() <= CHANNELS * (HOSTS - 1)));
             used = parcels.into_iter().map(Some).collect();
         }
     }

@@ -1,6 +1,6 @@
-//! The tensor of a gradient bucket: where its memory is, and whose collective it belongs to.
+//! The tensor of a gradient bucket: its memory, and the collective that it belongs to.
 
-use crate::collective::call::Call;
+use crate::collective::info::CollectiveInfo;
 use crate::collective::span::Span;
 use crate::simd::element::Element;
 use crate::simd::reducer::Reducer;
@@ -9,34 +9,27 @@ use std::sync::Arc;
 pub struct Tensor {
     pub span: Span,
     pub element: Element,
-    pub place: Place,
-    pub of: Arc<Doing>,
+    pub placement: Placement,
+    pub info: Arc<CollectiveInfo>,
 }
 
-/// Where a tensor is.
-pub enum Place {
+/// Where a tensor is, with what it takes to sum it there.
+pub enum Placement {
     Host {
         reducer: Reducer,
-        /// The tensors of all ranks of this host, if they live in shared memory.
+        /// The tensors of all ranks of this host, if they are in shared memory.
         in_arenas: Option<Vec<Span>>,
     },
-    /// On this lane of the group, the same number on all ranks.
-    Device { lane: u32 },
-}
-
-/// A collective that was agreed on, for messages.
-#[derive(Debug)]
-pub struct Doing {
-    pub seq: u64,
-    pub call: Call,
+    /// On the device in this slot of the group, which is the same on all ranks.
+    Device { device_slot: u32 },
 }
 
 impl Tensor {
-    /// The number of the lane that it is on; 0 in the memory of the host.
-    pub fn lane(&self) -> u32 {
-        match self.place {
-            Place::Host { .. } => 0,
-            Place::Device { lane } => lane,
+    /// The device slot that it is in; 0 for host memory.
+    pub fn device_slot(&self) -> u32 {
+        match self.placement {
+            Placement::Host { .. } => 0,
+            Placement::Device { device_slot } => device_slot,
         }
     }
 }

@@ -43,7 +43,7 @@ def wake_ups_of_the_worker() -> int:
     counts = []
     for task in Path("/proc/self/task").iterdir():
         name = (task / "comm").read_text().strip()
-        others = ("gflow-hand", "gflow-accept", "gflow-handshake")
+        others = ("gflow-blocking", "gflow-accept", "gflow-handshake")
         if name.startswith("gflow-") and name not in others:
             status = (task / "status").read_text()
             counts += [line.split()[1] for line in status.splitlines() if line.startswith("volun")]

@@ -1,6 +1,6 @@
 """The engine on GPUs: its own tests of whole exchanges, on the stand-in for CUDA and NCCL.
 
-They are part of the Rust tests (rust/engine/device_tests.rs), which leave them out because they
+They are part of the Rust tests (rust/engine/tests/devices.rs), which leave them out because they
 need the stand-in and a compiler for CUDA kernels. Here both are at hand, so here they run, every
 one by its name.
 """
@@ -17,8 +17,8 @@ import pytest
 
 from tests.gpu.standin.build import REPOSITORY, build, header_directories
 
-MODULE = "engine::device_tests"
-SOURCES = REPOSITORY / "rust" / "engine"
+MODULE = "engine::tests::devices"
+SOURCES = REPOSITORY / "rust" / "engine" / "tests"
 # Two ranks more than any layout has, each with two GPUs.
 DEVICES = 12
 # Only what hangs takes that long.
@@ -28,8 +28,8 @@ LIMIT = 600
 def named_tests() -> list[str]:
     """Every test of the module, from its sources: one that is not run would be missed."""
     names = []
-    for path in [SOURCES / "device_tests.rs", *sorted((SOURCES / "device_tests").glob("*.rs"))]:
-        within = "" if path.stem == "device_tests" else f"{path.stem}::"
+    for path in [SOURCES / "devices.rs", *sorted((SOURCES / "devices").glob("*.rs"))]:
+        within = "" if path.stem == "devices" else f"{path.stem}::"
         found = re.findall(r"#\[test\]\n#\[ignore[^\n]*\]\nfn (\w+)", path.read_text())
         names += [f"{MODULE}::{within}{name}" for name in found]
     return names

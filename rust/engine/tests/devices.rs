@@ -9,11 +9,12 @@ mod failures;
 mod gpu;
 mod standin;
 
-use super::gradient_tests::{self, Came, Case, cases, check_with, kept_of, two_hosts};
-use super::whole_tests::Member;
+use super::collectives::Member;
+use super::gradients::{self as cpu, Came, Case, cases, check_with, kept_of, two_hosts};
 use crate::codec::{Momentum, Wire};
 use crate::cuda::hooks::FORGETS_TO_WAIT;
-use crate::gradients::{Gradients, State};
+use crate::engine::shared::Gradients;
+use crate::gradients::BucketState;
 use crate::observe::gradient_counters::Stage;
 use crate::simd::element::Element;
 use gpu::{Gpu, gpus};
@@ -86,7 +87,7 @@ fn on_both(hosts: Vec<usize>, element: Element, momentum: Option<Momentum>) -> C
         element,
         wire: Wire::F32,
         chunk: 64,
-        density: gradient_tests::DENSITY,
+        density: cpu::DENSITY,
         fusion_bytes: 30_000,
         momentum,
         in_arena: false,
@@ -124,7 +125,7 @@ fn check_on_both(case: &Case, steps: u64) {
     let gpus = gpus(&on_gpu);
     for step in 0..steps {
         let gradients = gradients(case, step);
-        let expected = gradient_tests::exchange(case, &on_cpu, &gradients, None);
+        let expected = cpu::exchange(case, &on_cpu, &gradients, None);
         let came = exchange(case, &on_gpu, &gpus, &gradients);
         assert_came(&came, &expected, &format!("step {step} of {case:?}"));
         assert_same_states(case, &on_cpu, &on_gpu);
@@ -146,7 +147,7 @@ fn assert_came(came: &Came, expected: &Came, when: &str) {
 }
 
 fn assert_same_states(case: &Case, on_cpu: &[Member], on_gpu: &[Member]) {
-    let bits = |state: State| {
+    let bits = |state: BucketState| {
         let bits = |numbers: Vec<f32>| numbers.into_iter().map(f32::to_bits).collect::<Vec<_>>();
         (state.step, bits(state.residual), bits(state.velocity))
     };
@@ -188,13 +189,13 @@ fn skipped_steps_new_scales_poison_and_loaded_states_are_as_on_the_cpu() {
                 7 => gradients[0][1].iter_mut().step_by(64).for_each(|x| *x = f32::NEG_INFINITY),
                 _ => {}
             }
-            let expected = gradient_tests::exchange(&case, &on_cpu, &gradients, None);
+            let expected = cpu::exchange(&case, &on_cpu, &gradients, None);
             let came = exchange(&case, &on_gpu, &gpus_of, &gradients);
             assert_came(&came, &expected, &format!("step {step} of {case:?}"));
             let (is_skipped, factor) =
                 (matches!(step, 4 | 6), if step % 3 == 0 { 0.5 } else { 1.0 });
             for group in [&on_cpu, &on_gpu] {
-                on_all(group, |_, gradients| gradients.take_note_of_step(is_skipped, factor))
+                on_all(group, |_, gradients| gradients.record_step(is_skipped, factor))
                     .into_iter()
                     .for_each(|noted| noted.unwrap());
             }
@@ -233,7 +234,7 @@ fn a_rank_that_has_run_out_of_data_pays_what_it_owes_on_gpus_as_on_the_cpu() {
         if joined.is_some() {
             gradients[1].iter_mut().for_each(|bucket| bucket.fill(0.0));
         }
-        let expected = gradient_tests::exchange(&case, &on_cpu, &gradients, joined);
+        let expected = cpu::exchange(&case, &on_cpu, &gradients, joined);
         let came = exchange_as(&case, &on_gpu, &gpus, &gradients, joined);
         assert!(came == expected, "step {step}");
     }
@@ -254,7 +255,7 @@ fn what_gpus_measure_is_counted_as_on_the_cpu() {
         if step == 11 {
             gradients[1][0][70] = f32::NAN;
         }
-        gradient_tests::exchange(&case, &on_cpu, &gradients, None);
+        cpu::exchange(&case, &on_cpu, &gradients, None);
         exchange(&case, &on_gpu, &gpus, &gradients);
     }
     for (cpu, gpu) in on_cpu.iter().zip(&on_gpu) {
@@ -323,7 +324,7 @@ fn a_rank_may_use_several_gpus_and_the_cpu_in_one_group() {
     let (first, second) = (gpus(&members), gpu::more_gpus(&members));
     for step in 0..6 {
         let all = gradients(&case, step);
-        let expected = gradient_tests::exchange(&case, &expected_by, &all, None);
+        let expected = cpu::exchange(&case, &expected_by, &all, None);
         let came: Came = std::thread::scope(|scope| {
             let rank = |rank: usize| {
                 let (case, member, gradients) = (&case, &members[rank], &all[rank]);
@@ -333,7 +334,7 @@ fn a_rank_may_use_several_gpus_and_the_cpu_in_one_group() {
             let ranks: Vec<_> = (0..members.len()).map(rank).collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         });
-        if step < gradient_tests::WARMUP {
+        if step < cpu::WARMUP {
             assert!(came == expected, "step {step}");
         }
         assert!(came[0] == came[1], "step {step}");

@@ -1,10 +1,10 @@
-//! Hands: threads for work that may block for as long as it likes.
+//! A pool of threads for tasks that may block for as long as they like.
 //!
-//! A user's callback may wait for another collective of the same group, and a receive may wait for
-//! its peer. Neither may run on the worker, and one that blocks must not hold up the next: if no
-//! thread is idle, another is started. An idle thread ends after a while, so a group at rest has
-//! none.
+//! A user's callback may wait for another collective of the same group, and a receive may wait for its
+//! peer. Neither may run on the worker, and a task that blocks must not hold up the next: if no thread is
+//! idle, another is started. An idle thread ends after a while, so an idle group has none.
 
+use crate::observe::log::in_same_group;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,16 +14,16 @@ use std::time::Duration;
 const IDLE_LIMIT: Duration = Duration::from_secs(2);
 
 thread_local! {
-    /// The address of the hands that this thread belongs to.
-    static HAND_OF: Cell<usize> = const { Cell::new(0) };
+    /// The address of the pool that this thread belongs to.
+    static POOL_OF: Cell<usize> = const { Cell::new(0) };
 }
 
 type Task = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
-pub struct Hands {
+pub struct BlockingPool {
     state: Mutex<State>,
-    handed_over: Condvar,
+    spawned: Condvar,
 }
 
 #[derive(Default)]
@@ -32,10 +32,10 @@ struct State {
     idle: usize,
 }
 
-impl Hands {
-    /// Whether this thread is one of these hands, so that waiting for all would never end.
-    pub fn include_this_thread(&self) -> bool {
-        HAND_OF.get() == self.address()
+impl BlockingPool {
+    /// Whether this thread belongs to the pool, so that waiting for all tasks would never end.
+    pub fn contains_this_thread(&self) -> bool {
+        POOL_OF.get() == self.address()
     }
 
     fn address(&self) -> usize {
@@ -43,32 +43,33 @@ impl Hands {
     }
 
     /// Runs `task` soon, on a thread that holds no lock of ours.
-    pub fn hand_over(self: &Arc<Self>, task: impl FnOnce() + Send + 'static) {
+    pub fn spawn(self: &Arc<Self>, task: impl FnOnce() + Send + 'static) {
         let mut state = self.lock();
         state.waiting.push_back(Box::new(task));
         let enough = state.idle >= state.waiting.len();
         drop(state);
         if enough {
-            self.handed_over.notify_one();
+            self.spawned.notify_one();
             return;
         }
-        let hands = self.clone();
-        let started =
-            std::thread::Builder::new().name("gflow-hand".into()).spawn(move || hands.serve());
+        let pool = self.clone();
+        let started = std::thread::Builder::new()
+            .name("gflow-blocking".into())
+            .spawn(in_same_group(move || pool.serve()));
         if started.is_err() {
-            // No thread to be had: late is better than never, so the caller does it.
+            // No thread can be started: better late than never, so the caller runs it.
             self.serve_waiting();
         }
     }
 
     fn serve(&self) {
-        HAND_OF.set(self.address());
+        POOL_OF.set(self.address());
         loop {
             self.serve_waiting();
             let mut state = self.lock();
             state.idle += 1;
             let (mut state, _) = self
-                .handed_over
+                .spawned
                 .wait_timeout_while(state, IDLE_LIMIT, |state| state.waiting.is_empty())
                 .unwrap_or_else(PoisonError::into_inner);
             state.idle -= 1;

@@ -1,15 +1,16 @@
 //! Whole exchanges of gradients, from the queue to what comes back, on ranks that are threads of one
 //! process: against the scalar reference of the method, to the bit.
 
-use super::Engine;
-use super::whole_tests::{Member, OnTensors, Tensor, call, group_that_compresses};
+use super::collectives::{Member, OnTensors, Tensor, call, group_that_compresses};
 use crate::codec::reference::{self, Rank};
 use crate::codec::{Momentum, Schedule, Wire, chunks_to_send};
 use crate::collective::call::CollectiveKind;
 use crate::collective::partition::{partition, partitions};
 use crate::collective::span::Memory;
 use crate::collective::types::DataType;
-use crate::gradients::{Gradients, Method, State};
+use crate::engine::Engine;
+use crate::engine::shared::Gradients;
+use crate::gradients::{BucketState, CompressionConfig};
 use crate::simd::element::Element;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -91,8 +92,8 @@ impl Case {
     pub fn members(&self) -> Vec<Member> {
         let schedule = Schedule { density: self.density, warmup_steps: WARMUP, ramp_steps: 0 };
         let (chunk, wire, fusion_bytes) = (self.chunk, self.wire, self.fusion_bytes);
-        let method = Method { schedule, chunk, wire, fusion_bytes };
-        let gradients = || Gradients::new(Some(method.clone()), self.momentum);
+        let config = CompressionConfig { schedule, chunk, wire, fusion_bytes };
+        let gradients = || Gradients::new(Some(config), self.momentum);
         group_that_compresses(&self.hosts, &gradients)
     }
 
@@ -353,7 +354,7 @@ fn nothing_kept(case: &Case) -> Vec<Vec<Kept>> {
 }
 
 /// What a rank keeps of a bucket.
-pub(super) fn kept_of(engine: &Engine, bucket: u32) -> State {
+pub(super) fn kept_of(engine: &Engine, bucket: u32) -> BucketState {
     let limit = Duration::from_secs(10);
     engine.bucket_state(bucket, limit).unwrap()
 }
@@ -365,7 +366,7 @@ fn assert_kept(case: &Case, members: &[Member], kept: &[Vec<Kept>]) {
             let engine = &members[*rank].engine;
             for (bucket, kept) in kept.iter().enumerate() {
                 let expected = &kept[place][host];
-                let State { step, residual, velocity } = kept_of(engine, bucket as u32 + 1);
+                let BucketState { step, residual, velocity } = kept_of(engine, bucket as u32 + 1);
                 assert_eq!(step, STEPS);
                 assert_eq!(bits(&residual), bits(&expected.residual), "residual of rank {rank}");
                 if case.momentum.is_some() {
@@ -438,7 +439,7 @@ pub(super) fn two_hosts(buckets: Vec<usize>) -> Case {
 #[test]
 fn an_exchange_of_several_parcels_loses_nothing() {
     // Three parcels and a half, of which one is larger than a parcel should be.
-    let enough = crate::gradients::ENOUGH;
+    let enough = crate::gradients::FULL_ELEMENTS;
     for chunk in [1 << 16, enough + 5] {
         let case = Case { chunk, ..two_hosts(vec![8 * enough, 1000]) };
         let members = case.members();
@@ -544,7 +545,7 @@ fn a_step_that_is_skipped_leaves_what_was_kept_as_it_was() {
         }
         exchange(&case, &members, &gradients, None);
         // Both buckets were in the pass that is skipped, also the one that was well.
-        all(&|gradients| gradients.take_note_of_step(step == 4, 0.5).unwrap());
+        all(&|gradients| gradients.record_step(step == 4, 0.5).unwrap());
         if step == 4 {
             let halves: Vec<_> = before
                 .iter()

@@ -5,9 +5,9 @@ use super::LIMIT;
 use crate::collective::call::{Call, CollectiveKind, OnDevice};
 use crate::collective::span::{Memory as Tensors, Span};
 use crate::cuda::{Context, DeviceMemory, Event, Stream};
-use crate::engine::gradient_tests::{Case, data_type, encode};
 use crate::engine::operation::Operation;
-use crate::engine::whole_tests::{Member, OnTensors, Tensor, call};
+use crate::engine::tests::collectives::{Member, OnTensors, Tensor, call};
+use crate::engine::tests::gradients::{Case, data_type, encode};
 use crate::error::{Error, Result};
 use crate::transport::interrupt::Interrupt;
 use cudarc::driver::result::{self, stream};
@@ -96,7 +96,7 @@ impl Operation for OnGpu {
     fn broke_connection(&self) -> bool {
         false
     }
-    fn settle(&self, error: Option<&Error>) -> bool {
+    fn complete(&self, error: Option<&Error>) -> bool {
         if let Some(settled) = self.settled.lock().unwrap().take() {
             let _ = settled.send(error.map(Error::to_string));
         }

@@ -5,10 +5,10 @@ use super::standin::Standin;
 use super::{exchange, gradients};
 use crate::collective::call::{Call, CollectiveKind};
 use crate::collective::types::DataType;
-use crate::engine::gradient_tests::{self, Case, kept_of, two_hosts};
-use crate::engine::whole_tests::{Member, call};
+use crate::engine::tests::collectives::{Member, call};
+use crate::engine::tests::gradients::{self as cpu, Case, kept_of, two_hosts};
 use crate::error::Result;
-use crate::gradients::State;
+use crate::gradients::BucketState;
 use std::time::{Duration, Instant};
 
 const CUDA_ERROR_OUT_OF_MEMORY: i32 = 2;
@@ -29,7 +29,7 @@ fn group() -> (Case, Vec<Member>, Vec<Gpu>) {
 fn group_of(case: Case) -> (Case, Vec<Member>, Vec<Gpu>) {
     let members = case.members();
     let gpus = gpus(&members);
-    for step in 0..=gradient_tests::WARMUP {
+    for step in 0..=cpu::WARMUP {
         exchange(&case, &members, &gpus, &gradients(&case, step));
     }
     (case, members, gpus)
@@ -48,7 +48,7 @@ fn begin_after(
     timeout: Duration,
     before: impl FnOnce(),
 ) -> Vec<Result<Pending>> {
-    let content = |rank| gradient_tests::encode(case.element, &case.gradient(rank, 0, 9));
+    let content = |rank| cpu::encode(case.element, &case.gradient(rank, 0, 9));
     let tensors: Vec<_> =
         gpus.iter().enumerate().map(|(rank, gpu)| bring(gpu, content(rank))).collect();
     before();
@@ -202,8 +202,8 @@ fn a_rank_that_is_gone_is_named_at_once_while_a_loaded_state_waits_for_its_gpu()
     let mut pending = begin(&case, &members, &gpus, AN_HOUR);
     assert!(pending.iter().flatten().all(|one| one.outcome().is_none()));
     // As if it had been saved just now.
-    let state = State { step: state.step + 1, ..state };
-    members[0].engine.shared.front().gradients.load(1, state);
+    let state = BucketState { step: state.step + 1, ..state };
+    members[0].engine.shared.core().gradients.load(1, state);
     let waiting = begin(&case, &members, &gpus, AN_HOUR);
     let text = while_a_rank_is_lost(members.pop().unwrap(), || {
         waiting[0].as_ref().unwrap().outcome().unwrap()
@@ -401,7 +401,7 @@ fn memory_that_is_not_there_is_an_error() {
     let case = two_hosts(vec![3000]);
     let members = case.members();
     let gpus = gpus(&members);
-    for step in 0..gradient_tests::WARMUP {
+    for step in 0..cpu::WARMUP {
         exchange(&case, &members, &gpus, &gradients(&case, step));
     }
     let fails = || standin.fail_next("cuMemAllocAsync", CUDA_ERROR_OUT_OF_MEMORY);

@@ -1,8 +1,6 @@
 //! Whole collectives, from the queue to the result, on ranks that are threads of one process: over
 //! memory, shared memory, TCP and mixtures of them. What is expected comes from plain loops.
 
-use super::Engine;
-use super::operation::Operation;
 use crate::collective::assembly::{Assembled, RankDirectory, assemble};
 use crate::collective::call::{Call, CollectiveKind, View};
 use crate::collective::fabric::Fabric;
@@ -10,8 +8,10 @@ use crate::collective::ring::{Ring, RingChannel};
 use crate::collective::span::{Memory, Span};
 use crate::collective::topology::{Neighbours, Topology};
 use crate::collective::types::{DataType, ReduceOp};
+use crate::engine::Engine;
+use crate::engine::operation::Operation;
+use crate::engine::shared::Gradients;
 use crate::error::{Error, Result};
-use crate::gradients::Gradients;
 use crate::transport::interrupt::Interrupt;
 use crate::transport::memory;
 use crate::transport::shm::arena::{Allocation, Arena};
@@ -188,7 +188,7 @@ impl Operation for OnTensors {
     fn broke_connection(&self) -> bool {
         false
     }
-    fn settle(&self, error: Option<&Error>) -> bool {
+    fn complete(&self, error: Option<&Error>) -> bool {
         if let Some(settled) = self.settled.lock().unwrap().take() {
             let _ = settled.send(error.map(Error::to_string));
         }
@@ -335,7 +335,7 @@ fn check(members: &[Member], cases: u32) {
                 2 => check_all_reduce(members, dtype, numel, guard, &|_| false),
                 _ => {
                     check_broadcast(members, root, numel);
-                    let even = members[0].engine.shared.front().fabric.topology().is_even();
+                    let even = members[0].engine.shared.core().fabric.topology().is_even();
                     if even {
                         check_all_gather(members, numel);
                     }
@@ -386,7 +386,7 @@ fn hosts_with_several_ranks_get_the_right_results() {
 #[test]
 fn ranks_that_cannot_share_memory_use_tcp_and_one_of_them_says_so() {
     let (members, notices) = group_without_listeners(&[0, 0, 1, 1], &[3], &exact);
-    let hosts = members[0].engine.shared.front().fabric.topology().hosts();
+    let hosts = members[0].engine.shared.core().fabric.topology().hosts();
     assert_eq!(hosts, 3, "the first host still shares memory");
     let told: Vec<_> = notices.iter().map(|notice| !notice.is_empty()).collect();
     assert_eq!(told, [false, false, true, false]);
@@ -420,7 +420,7 @@ fn what_a_rank_has_shown_is_void_once_it_has_given_up() {
 #[test]
 fn tensors_that_all_live_in_arenas_are_added_up_where_they_are() {
     let members = group(&[0, 0]);
-    let steps = || members[0].engine.shared.front().fabric.local(soon()).unwrap().region.steps();
+    let steps = || members[0].engine.shared.core().fabric.local(soon()).unwrap().region.steps();
     let before = steps();
     check_all_reduce(&members, I32, 1_000_003, 2, &|_| true);
     // One step, to meet when the sums are written; a block on its way would take nine or more.

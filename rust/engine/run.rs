@@ -1,0 +1,319 @@
+//! One collective with the other ranks: get ready, agree, carry it out. This is the only place where a
+//! collective touches the other ranks.
+
+use super::failure::{LOSS_LIMIT, blame};
+use super::operation::Operation;
+use super::queue::Job;
+use super::shared::{GradientTicket, GroupCore, Shared};
+use crate::collective::agreement::{Agreed, AgreedBucket, TensorInfo, agree, shown};
+use crate::collective::call::CollectiveKind;
+use crate::collective::info::CollectiveInfo;
+use crate::collective::plan::{Plan, tensors_in_arenas};
+use crate::collective::span::Memory;
+use crate::error::{Error, Result};
+use crate::gradients::{Completed, Failed, Placement, Tensor};
+use crate::observe::counters;
+use crate::observe::gradient_counters::Stage;
+use crate::transport::interrupt::Interrupt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// An operation has a timeout of its own; this one only keeps sums of times from overflowing.
+const NO_LIMIT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// A wait for the other ranks that is worth a record in the log.
+const SLOW: Duration = Duration::from_secs(1);
+
+/// A collective that is not complete, apart from what it needs to run.
+pub struct PendingCollective {
+    pub seq: u64,
+    pub operation: Arc<dyn Operation>,
+    /// Whether this rank submitted it as a gradient, and so measures its time as gradient traffic.
+    pub is_traffic: bool,
+}
+
+/// A collective that has an outcome, which its waiters don't know yet.
+pub struct Finished {
+    pub collective: PendingCollective,
+    pub outcome: Result<()>,
+}
+
+/// One turn of the thread that has the core of the group.
+pub struct Run<'a> {
+    shared: &'a Shared,
+    core: &'a mut GroupCore,
+    /// Also collectives that began earlier: gradients that were held.
+    finished: Vec<Finished>,
+}
+
+/// How a collective is carried out, with what that needs.
+enum Ready {
+    /// By the engine, in host memory.
+    Engine(Plan, Memory),
+    /// On a device: by the engine if it is a gradient, otherwise by the inner backend, which raises the
+    /// interrupt when it is done.
+    Device(Memory, Arc<Interrupt>),
+    /// By the inner backend.
+    Inner(Arc<Interrupt>),
+}
+
+impl<'a> Run<'a> {
+    pub fn new(shared: &'a Shared, core: &'a mut GroupCore) -> Run<'a> {
+        Run { shared, core, finished: Vec::new() }
+    }
+
+    pub fn into_finished(self) -> Vec<Finished> {
+        self.finished
+    }
+
+    /// Carries out a collective, or takes its gradient to be exchanged with others.
+    pub fn perform(&mut self, mut job: Job) -> Result<()> {
+        let deadline = Instant::now() + job.info.call.timeout;
+        let ready = match job.info.call.complaint.is_empty() {
+            true => self.make_ready(&job),
+            false => Err(None),
+        };
+        match ready {
+            Ok(Ready::Engine(plan, memory)) => self.perform_in_memory(job, plan, &memory, deadline),
+            Ok(Ready::Device(memory, done)) => {
+                self.perform_on_device(job, &memory, &done, deadline)
+            }
+            Ok(Ready::Inner(done)) => {
+                let agreed = self.agree(&job.info, TensorInfo::default(), deadline)?;
+                self.perform_inner(job, &agreed, &done)
+            }
+            Err(obstacle) => {
+                // The others are told why this rank can't take part, so that all raise.
+                if let Some(error) = obstacle {
+                    job.info.call.complain_of(&error);
+                }
+                self.agree(&job.info, TensorInfo::default(), deadline).map(|_| ())
+            }
+        }
+    }
+
+    /// Exchanges and completes all gradients that are held or under way.
+    pub fn flush(&mut self) -> Result<()> {
+        let GroupCore { fabric, gradients } = &mut *self.core;
+        let outcome = gradients.flush(fabric);
+        self.finish_gradients(outcome)
+    }
+
+    /// Everything that can fail on one rank alone, before the others are told that it takes part.
+    fn make_ready(&self, job: &Job) -> std::result::Result<Ready, Option<Error>> {
+        let interrupt = || {
+            Interrupt::new()
+                .map(Arc::new)
+                .map_err(|error| Some(Error::Operation(format!("no event descriptor: {error}"))))
+        };
+        if let Some(ticket) = job.device.as_deref() {
+            // Before anything touches the tensors: the caller's stream may still be writing them.
+            let waits = ticket.queue.wait(&ticket.ready);
+            waits.map_err(|fault| Some(Error::Operation(fault.0)))?;
+            job.operation.prepare().map_err(Some)?;
+            return Ok(Ready::Device(job.operation.open().map_err(Some)?, interrupt()?));
+        }
+        job.operation.prepare().map_err(Some)?;
+        let fabric = &self.core.fabric;
+        match Plan::of(&job.info.call.view, fabric.size(), fabric.topology()) {
+            Some(plan) => {
+                let mut memory = job.operation.open().map_err(Some)?;
+                plan.arrange(&mut memory, fabric.size());
+                Ok(Ready::Engine(plan, memory))
+            }
+            None => Ok(Ready::Inner(interrupt()?)),
+        }
+    }
+
+    /// Returns once every rank has made the same call.
+    fn agree(
+        &mut self,
+        info: &CollectiveInfo,
+        tensor: TensorInfo,
+        deadline: Instant,
+    ) -> Result<Agreed> {
+        let CollectiveInfo { seq, call } = info;
+        let start = log::log_enabled!(log::Level::Info).then(Instant::now);
+        let agreed =
+            agree(&mut self.core.fabric, &self.shared.labels, *seq, call, tensor, deadline)?;
+        if let Some(waited) = start.map(|start| start.elapsed()).filter(|waited| *waited >= SLOW) {
+            log::info!("{} #{seq} waited {waited:.1?} for the other ranks", call.view);
+        }
+        Ok(agreed)
+    }
+
+    /// Carries out a collective by the engine's own plan.
+    fn perform_in_memory(
+        &mut self,
+        job: Job,
+        plan: Plan,
+        memory: &Memory,
+        deadline: Instant,
+    ) -> Result<()> {
+        let (shared, compresses) = (self.shared, self.core.gradients.compresses());
+        let GroupCore { fabric, gradients } = &mut *self.core;
+        let call = &job.info.call;
+        let fits = plan.bytes(memory) <= fabric.inline_bytes();
+        let to_show = plan.to_show(memory, fabric.rank());
+        let tensor = if fits && !(compresses && call.bucket != 0) {
+            // SAFETY: the tensor belongs to the operation until that is complete; nobody writes it now.
+            TensorInfo { bytes: unsafe { to_show.as_slice() }, ..TensorInfo::default() }
+        } else {
+            let offset = fabric.offset_of(to_show.address, to_show.bytes);
+            let (step, momentum) = (gradients.step_of(call.bucket), gradients.momentum_code());
+            TensorInfo { bytes: &[], offset, step, momentum }
+        };
+        let start = Instant::now();
+        let agreed = self.agree(&job.info, tensor, deadline)?;
+        if let Some(bucket) = agreed.bucket.filter(|_| compresses) {
+            let GroupCore { fabric, gradients } = &mut *self.core;
+            gradients.counters().add_seconds(Stage::Agree, start.elapsed().as_secs_f64());
+            let view = &job.info.call.view;
+            let (Plan::AllReduce(reducer), Some(element)) = (plan, view.dtype.element()) else {
+                return Err(Error::Operation(format!("gflow: {view} cannot be a gradient bucket")));
+            };
+            let span = memory.outputs[0];
+            let in_arenas = tensors_in_arenas(fabric, span, &agreed, deadline)
+                .map_err(|failure| shared.explain(failure, &job.info))?;
+            let placement = Placement::Host { reducer, in_arenas };
+            let (info, ticket) = into_ticket(job, &agreed);
+            let tensor = Tensor { span, element, placement, info };
+            return self.exchange_gradient(bucket, tensor, ticket);
+        }
+        if fits {
+            let due = |rank| plan.to_show(memory, rank).bytes;
+            plan.complete(memory, &shown(&self.core.fabric, &shared.labels, due)?);
+            // Gradients that are held were called before this, so they complete before it.
+            self.flush()?;
+        } else {
+            self.flush()?;
+            plan.carry_out(&mut self.core.fabric, memory, &agreed, deadline)
+                .map_err(|failure| shared.explain(failure, &job.info))?;
+        }
+        let outcome = job.operation.finish();
+        self.finish(&job.info, job.operation, agreed.gradient, outcome);
+        Ok(())
+    }
+
+    /// Carries out a collective on a device: by the engine if it is a gradient, otherwise by the inner
+    /// backend.
+    fn perform_on_device(
+        &mut self,
+        job: Job,
+        memory: &Memory,
+        done: &Arc<Interrupt>,
+        deadline: Instant,
+    ) -> Result<()> {
+        let view = &job.info.call.view;
+        let gradients = &self.core.gradients;
+        let (step, momentum) = (gradients.step_of(job.info.call.bucket), gradients.momentum_code());
+        let start = Instant::now();
+        let agreed = self.agree(
+            &job.info,
+            TensorInfo { step, momentum, ..TensorInfo::default() },
+            deadline,
+        )?;
+        let gradients = &self.core.gradients;
+        gradients.counters().add_seconds(Stage::Agree, start.elapsed().as_secs_f64());
+        // All ranks decide alike: it follows from what they have agreed on.
+        let is_all_reduce = view.kind == CollectiveKind::AllReduce;
+        let bucket = agreed.bucket.filter(|_| gradients.compresses() && is_all_reduce);
+        match (bucket, view.dtype.element(), memory.outputs.first()) {
+            (Some(bucket), Some(element), Some(&span)) => {
+                let placement = Placement::Device { device_slot: view.device_slot };
+                let (info, ticket) = into_ticket(job, &agreed);
+                self.exchange_gradient(bucket, Tensor { span, element, placement, info }, ticket)
+            }
+            _ => self.perform_inner(job, &agreed, done),
+        }
+    }
+
+    /// Hands a gradient bucket that the ranks have agreed on to be exchanged, and finishes all that are
+    /// exchanged by then.
+    fn exchange_gradient(
+        &mut self,
+        bucket: AgreedBucket,
+        tensor: Tensor,
+        ticket: GradientTicket,
+    ) -> Result<()> {
+        let GroupCore { fabric, gradients } = &mut *self.core;
+        let outcome = gradients.exchange(fabric, bucket, tensor, ticket);
+        if let Some(started) = gradients.take_compression_started() {
+            self.shared.announce(started);
+        }
+        self.finish_gradients(outcome)
+    }
+
+    /// Puts the results of gradients where they belong.
+    fn finish_gradients(
+        &mut self,
+        outcome: std::result::Result<Vec<Completed<GradientTicket>>, Failed>,
+    ) -> Result<()> {
+        let completed = outcome.map_err(|Failed { info, failure }| {
+            self.shared.explain(blame(&mut self.core.fabric, failure), &info)
+        })?;
+        for Completed { info, ticket } in completed {
+            let outcome = ticket.operation.finish();
+            self.finish(&info, ticket.operation, ticket.is_gradient, outcome);
+        }
+        Ok(())
+    }
+
+    /// Has the inner backend carry out a collective that the ranks have agreed on.
+    fn perform_inner(&mut self, job: Job, agreed: &Agreed, done: &Arc<Interrupt>) -> Result<()> {
+        self.flush()?;
+        let shared = self.shared;
+        let explain = |failure| shared.explain(failure, &job.info);
+        let fabric = &mut self.core.fabric;
+        let outcome = match job.operation.start(done.clone()) {
+            Ok(()) => {
+                // If a peer is lost meanwhile, the operation is left to end by itself, with the
+                // tensors that it keeps alive: the inner backend cannot be stopped.
+                fabric.watch_until(done, NO_LIMIT).map_err(explain)?;
+                job.operation.finish()
+            }
+            Err(error) => Err(error),
+        };
+        match outcome {
+            Err(error) if job.operation.broke_connection() => {
+                // The inner backend only knows an address; the fabric knows which rank is gone.
+                let never = Interrupt::new().map_err(|_| error.clone())?;
+                fabric.watch_until(&never, LOSS_LIMIT).map_err(explain)?;
+                let doing = format!("{} #{}", job.info.call.view, job.info.seq);
+                Err(Error::Connection { doing, reason: error.to_string() })
+            }
+            Err(error) => Err(error),
+            Ok(()) => {
+                self.finish(&job.info, job.operation, agreed.gradient, Ok(()));
+                Ok(())
+            }
+        }
+    }
+
+    /// Counts a collective that has an outcome, and keeps it to be completed.
+    fn finish(
+        &mut self,
+        info: &CollectiveInfo,
+        operation: Arc<dyn Operation>,
+        is_gradient: bool,
+        outcome: Result<()>,
+    ) {
+        let CollectiveInfo { seq, call } = info;
+        if outcome.is_ok() {
+            self.shared.counters.count(counters::Completed {
+                kind: call.view.kind as usize,
+                is_gradient,
+                tensors: u64::from(call.view.tensors),
+                bytes: call.bytes,
+            });
+        }
+        let collective = PendingCollective { seq: *seq, operation, is_traffic: call.gradient };
+        self.finished.push(Finished { collective, outcome });
+    }
+}
+
+/// What a gradient is exchanged with: what it is, and what the engine needs back.
+fn into_ticket(job: Job, agreed: &Agreed) -> (Arc<CollectiveInfo>, GradientTicket) {
+    let Job { info, operation, device } = job;
+    (Arc::new(info), GradientTicket { operation, is_gradient: agreed.gradient, _device: device })
+}

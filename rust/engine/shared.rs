@@ -1,0 +1,150 @@
+//! What the worker of a group and its callers share.
+
+use super::activity::Activity;
+use super::blocking_pool::BlockingPool;
+use super::operation::Operation;
+use super::queue::{Job, Queue};
+use crate::collective::call::CollectiveKind;
+use crate::collective::fabric::Fabric;
+use crate::error::Error;
+use crate::gradients::{self, CompressionStarted, DeviceTicket, Devices};
+use crate::observe::counters::Counters;
+use crate::observe::gradient_counters::GradientCounters;
+use crate::observe::overlap::OverlapTimer;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Set when the interpreter is about to end: no callback may start after that.
+pub static NO_MORE_CALLBACKS: AtomicBool = AtomicBool::new(false);
+
+/// The gradients of a group, with what the engine needs to complete each of their collectives.
+pub type Gradients = gradients::Gradients<GradientTicket>;
+
+/// What the engine gets back when a gradient is exchanged.
+pub struct GradientTicket {
+    pub operation: Arc<dyn Operation>,
+    /// Whether the ranks agreed that it is a gradient bucket, for the counters.
+    pub is_gradient: bool,
+    /// Kept until the exchange is complete.
+    pub _device: Option<Box<DeviceTicket>>,
+}
+
+/// What the thread that runs a collective has locked.
+pub struct GroupCore {
+    pub fabric: Fabric,
+    pub gradients: Gradients,
+}
+
+pub struct Shared {
+    pub queue: Queue,
+    /// The queue sees to it that only one thread at a time runs a collective.
+    pub core: Mutex<GroupCore>,
+    /// How messages name each rank.
+    pub labels: Vec<String>,
+    pub rank: usize,
+    pub counters: Counters,
+    pub overlap: OverlapTimer,
+    pub gradient_counters: Arc<GradientCounters>,
+    pub devices: Arc<Devices>,
+    pub activity: Arc<Activity>,
+    pub pool: Arc<BlockingPool>,
+    /// Buckets that are gone, until their state can be dropped.
+    gone: Mutex<Vec<u32>>,
+    /// For the user, until somebody takes it.
+    compression_started: Mutex<Option<CompressionStarted>>,
+}
+
+impl Shared {
+    pub fn new(labels: Vec<String>, fabric: Fabric, mut gradients: Gradients) -> Shared {
+        let devices: Arc<Devices> = Arc::default();
+        gradients.set_devices(devices.clone());
+        let rank = fabric.rank();
+        Shared {
+            queue: Queue::default(),
+            gradient_counters: gradients.counters().clone(),
+            core: Mutex::new(GroupCore { fabric, gradients }),
+            labels,
+            rank,
+            counters: Counters::new(CollectiveKind::ALL.len()),
+            overlap: OverlapTimer::default(),
+            devices,
+            activity: Arc::default(),
+            pool: Arc::default(),
+            gone: Mutex::default(),
+            compression_started: Mutex::default(),
+        }
+    }
+
+    /// Everything that a collective needs. A panic while it was locked has ended the group, but its peers
+    /// must still be told.
+    pub fn core(&self) -> MutexGuard<'_, GroupCore> {
+        let mut core = lock(&self.core);
+        self.forget_gone_buckets(&mut core);
+        core
+    }
+
+    /// Drops the state of these buckets as soon as no collective runs.
+    pub fn forget(&self, buckets: &[u32]) {
+        lock(&self.gone).extend_from_slice(buckets);
+        if let Ok(mut core) = self.core.try_lock() {
+            self.forget_gone_buckets(&mut core);
+        }
+        // Otherwise the next thread that locks it does this.
+    }
+
+    fn forget_gone_buckets(&self, core: &mut GroupCore) {
+        core.gradients.forget(&std::mem::take(&mut *lock(&self.gone)));
+    }
+
+    /// Keeps what the first rank has to tell the user about compression.
+    pub fn announce(&self, started: CompressionStarted) {
+        let CompressionStarted { hosts, density, .. } = started;
+        log::info!("from now on {density} of all chunks of gradients are sent to {hosts} hosts");
+        if self.rank == 0 {
+            *lock(&self.compression_started) = Some(started);
+        }
+    }
+
+    pub fn take_compression_started(&self) -> Option<CompressionStarted> {
+        lock(&self.compression_started).take()
+    }
+
+    /// Releases all that wait for `operation`, and starts its callbacks.
+    pub fn complete(&self, operation: &Arc<dyn Operation>, error: Option<&Error>) {
+        if !operation.complete(error) || NO_MORE_CALLBACKS.load(Ordering::Acquire) {
+            return;
+        }
+        self.activity.begin_notifying();
+        let (activity, operation) = (self.activity.clone(), operation.clone());
+        self.pool.spawn(move || {
+            let _ = catch_unwind(AssertUnwindSafe(|| operation.notify()));
+            activity.end_notifying();
+        });
+    }
+
+    /// Takes no more operations and completes all that are pending with `error`.
+    pub fn fail(&self, error: &Error) {
+        if !self.has_failed() {
+            log::info!("the group has ended: {error}");
+        }
+        self.queue.fail(error.clone());
+        for Job { info, operation, .. } in self.queue.drain() {
+            self.complete(&operation, Some(error));
+            self.activity.skip_to(info.seq);
+        }
+        for operation in self.activity.running() {
+            self.complete(&operation, Some(error));
+        }
+    }
+
+    /// Whether every operation fails from now on.
+    pub fn has_failed(&self) -> bool {
+        self.queue.failure().is_some()
+    }
+}
+
+/// What these locks protect is valid after every statement, so a panic elsewhere does not spoil it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

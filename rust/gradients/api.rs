@@ -1,0 +1,115 @@
+//! What the engine sees of the gradients of its group.
+
+use super::bucket::BucketState;
+use super::config::{CompressionConfig, CompressionStarted};
+use super::courier::Courier;
+use super::devices::Devices;
+use super::exchanger::Exchanger;
+use super::fusion::{Completed, Failed, Fusion};
+use super::tensor::Tensor;
+use crate::codec::Momentum;
+use crate::collective::agreement::AgreedBucket;
+use crate::collective::fabric::Fabric;
+use crate::cuda;
+use crate::observe::gradient_counters::GradientCounters;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The gradients of one group on one rank: those that are being exchanged, and what is kept of them from
+/// step to step. Every collective comes with a ticket `T`, and its caller gets it back on completion.
+pub struct Gradients<T> {
+    exchanger: Exchanger,
+    fusion: Fusion<T>,
+}
+
+impl<T> Gradients<T> {
+    /// Without a `config` every gradient is exchanged exactly.
+    pub fn new(config: Option<CompressionConfig>, momentum: Option<Momentum>) -> Gradients<T> {
+        Gradients { exchanger: Exchanger::new(config, momentum), fusion: Fusion::default() }
+    }
+
+    /// Sets the courier; a rank without one carries nothing to other hosts.
+    pub fn set_courier(&mut self, courier: Courier) {
+        self.exchanger.paths.set_courier(courier);
+    }
+
+    /// Sets the devices that gradients may be on.
+    pub fn set_devices(&mut self, devices: Arc<Devices>) {
+        self.exchanger.paths.set_devices(devices);
+    }
+
+    pub fn counters(&self) -> &Arc<GradientCounters> {
+        &self.exchanger.counters
+    }
+
+    /// Whether buckets are ever compressed, and so have to come here with their number.
+    pub fn compresses(&self) -> bool {
+        self.exchanger.config().is_some()
+    }
+
+    /// Takes a bucket that the ranks have agreed on, and exchanges it now or together with others.
+    /// Returns all that are complete now; this one may be complete only after a later call.
+    pub fn exchange(
+        &mut self,
+        fabric: &mut Fabric,
+        bucket: AgreedBucket,
+        tensor: Tensor,
+        ticket: T,
+    ) -> Result<Vec<Completed<T>>, Failed> {
+        self.fusion.exchange(&mut self.exchanger, fabric, bucket, tensor, ticket)
+    }
+
+    /// Exchanges and completes all buckets that were taken and are not complete.
+    pub fn flush(&mut self, fabric: &mut Fabric) -> Result<Vec<Completed<T>>, Failed> {
+        self.fusion.flush(&mut self.exchanger, fabric)
+    }
+
+    /// What the user should be told once, when the first bucket was compressed.
+    pub fn take_compression_started(&mut self) -> Option<CompressionStarted> {
+        self.fusion.take_compression_started()
+    }
+
+    /// How often this bucket was exchanged.
+    pub fn step_of(&self, bucket: u32) -> u64 {
+        self.exchanger.store.step_of(bucket)
+    }
+
+    /// The momentum that this rank applies, as a code that ranks can compare; 0 for none.
+    pub fn momentum_code(&self) -> u32 {
+        self.exchanger.momentum.map_or(0, |momentum| {
+            momentum.factor.to_bits() ^ (u32::from(momentum.nesterov) << (u32::BITS - 1))
+        })
+    }
+
+    /// Takes over the momentum from the optimizer, or gives it back.
+    pub fn set_momentum(&mut self, momentum: Option<Momentum>) {
+        self.exchanger.momentum = momentum;
+    }
+
+    /// Drops the state of buckets that are gone.
+    pub fn forget(&mut self, buckets: &[u32]) {
+        self.exchanger.store.forget(buckets);
+        self.exchanger.counters.retire(buckets);
+    }
+
+    /// Whether exchanges can be undone from now on. It takes as much memory as there is state.
+    pub fn keep_for_undo(&mut self, is_wanted: bool) {
+        self.exchanger.store.keep_for_undo(is_wanted);
+    }
+
+    /// The training job has decided about the gradients exchanged since the last call, and changed their
+    /// unit by `factor`. If it `skipped` the step, nobody used them, so their exchanges are undone.
+    pub fn record_step(&mut self, skipped: bool, factor: f32) -> cuda::Result<()> {
+        self.exchanger.store.record_step(skipped, factor)
+    }
+
+    /// The state of a bucket; empty if it was never exchanged. May wait for a device.
+    pub fn state_of(&self, bucket: u32, limit: Duration) -> cuda::Result<BucketState> {
+        self.exchanger.store.state_of(bucket, limit)
+    }
+
+    /// Replaces the state of a bucket by one that was saved.
+    pub fn load(&mut self, bucket: u32, state: BucketState) {
+        self.exchanger.store.load(bucket, state);
+    }
+}

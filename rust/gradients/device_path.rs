@@ -1,0 +1,353 @@
+//! The path over a device: every stage is enqueued on the device queue's stream, and needs nothing more
+//! from the host. Only the first exchange on a device waits for the other ranks, for the NCCL bootstrap.
+//!
+//! The watchdog knows of everything before it is enqueued. Nothing here waits for the device, except to
+//! move a state there that was loaded; that happens once, and checks the peers meanwhile.
+
+use super::bootstrap::{Communicators, bootstrap};
+use super::bucket::{Bucket, Needed};
+use super::devices::DeviceWatchdog;
+use super::exchange_path::{ExchangeContext, ExchangePath, ExchangePlan};
+use super::fused_bucket::FusedBucket;
+use super::shard::Shard;
+use super::state_buffer::{Location, StateBuffer};
+use super::tensor::Tensor;
+use crate::codec::{Momentum, chunks_to_send};
+use crate::collective::fabric::Fabric;
+use crate::collective::hierarchical;
+use crate::collective::info::CollectiveInfo;
+use crate::collective::partition::partitions;
+use crate::collective::span::Span;
+use crate::cuda::{
+    self, Completion, DeviceQueue, DeviceReport, DeviceShard, DeviceSlice, Fault,
+    InterHostExchange, IntraHostExchange, OnPoll, Scratch,
+};
+use crate::observe::gradient_counters::{GradientCounters, Stage};
+use crate::simd::element::Element;
+use crate::transport::Failure;
+use std::sync::Arc;
+use std::time::Instant;
+
+pub struct DevicePath {
+    queue: Arc<DeviceQueue>,
+    watchdog: Arc<DeviceWatchdog>,
+    /// `None` until the first exchange.
+    communicators: Option<Communicators>,
+    scratch: Scratch,
+    rank: usize,
+    /// Bytes that this rank sent for exchanges not counted yet, as far as a ring would send them.
+    sent: u64,
+}
+
+/// What is needed while something is enqueued: the peers to check, and how long to wait.
+struct Enqueuing<'a> {
+    fabric: &'a mut Fabric,
+    counters: &'a Arc<GradientCounters>,
+    deadline: Instant,
+}
+
+impl Enqueuing<'_> {
+    fn of<'a>(context: &'a mut ExchangeContext) -> Enqueuing<'a> {
+        let ExchangeContext { fabric, counters, deadline, .. } = context;
+        Enqueuing { fabric, counters, deadline: *deadline }
+    }
+}
+
+impl DevicePath {
+    /// The path of `rank` over a device.
+    pub fn new(queue: Arc<DeviceQueue>, watchdog: Arc<DeviceWatchdog>, rank: usize) -> DevicePath {
+        let (communicators, scratch) = (None, Scratch::default());
+        DevicePath { queue, watchdog, communicators, scratch, rank, sent: 0 }
+    }
+
+    /// The communicators of this device, which all ranks make at its first exchange.
+    fn communicators(
+        &mut self,
+        fabric: &mut Fabric,
+        info: &CollectiveInfo,
+        deadline: Instant,
+    ) -> Result<Communicators, Failure> {
+        if let Some(communicators) = &self.communicators {
+            return Ok(communicators.clone());
+        }
+        let made = bootstrap(fabric, &self.queue, info.seq, deadline)?;
+        for communicator in made.within.iter().chain(&made.across) {
+            self.watchdog.add_communicator(communicator);
+        }
+        Ok(self.communicators.insert(made).clone())
+    }
+
+    /// Enqueues something on the stream, with the watchdog watching. `work` ends a stage of the report for
+    /// each of `stages`, and returns the buckets whose shards are in it. While it waits it checks the
+    /// peers, because the watchdog cannot as long as this thread has the fabric.
+    fn enqueue(
+        &self,
+        info: &Arc<CollectiveInfo>,
+        Enqueuing { fabric, counters, deadline }: Enqueuing,
+        stages: &'static [Stage],
+        work: impl FnOnce(&mut DeviceReport, OnPoll) -> cuda::Result<Vec<u32>>,
+    ) -> Result<(), Failure> {
+        let counters = counters.clone();
+        let mut lost = None;
+        let mut on_poll = || {
+            fabric.check().map_err(|failure| {
+                lost = Some(failure);
+                Fault("a rank was lost, or the group has ended".to_string())
+            })
+        };
+        let on_stream = || {
+            let mut report = DeviceReport::start(&self.queue.stream)?;
+            let buckets = work(&mut report, &mut on_poll)?;
+            let event = report.end();
+            let count = move || count_report(&counters, report, stages, &buckets);
+            Ok(Completion { event, on_complete: Some(Box::new(count)) })
+        };
+        let outcome = self.watchdog.watch(info.clone(), deadline, on_stream);
+        outcome.map_err(|fault| lost.unwrap_or_else(|| self.failed(fault)))
+    }
+
+    fn failed(&self, fault: Fault) -> Failure {
+        Failure::Device { rank: self.rank, reason: format!("GPU {}: {fault}", self.queue.device) }
+    }
+
+    /// Makes room for the state of the buckets, and backs it up if exchanges may have to be undone.
+    fn make_room(
+        &self,
+        context: &mut ExchangeContext,
+        buckets: &[FusedBucket],
+        plan: ExchangePlan,
+    ) -> Result<(), Failure> {
+        let failed = |fault| self.failed(fault);
+        let location = self.location();
+        for fused in buckets {
+            let Some(shard) = &fused.shard else { continue };
+            let number = fused.bucket.number;
+            if context.store.entry(number).is_elsewhere(&location) {
+                // It moves when the stream is done, and that depends on other ranks too.
+                let event = self.queue.stream.record().map_err(failed)?;
+                let deadline = context.deadline;
+                context.fabric.ask_until(deadline, || event.is_complete().map_err(failed))?;
+            }
+            let (limit, can_undo) = (context.time_left(), context.store.can_undo());
+            let bucket = context.store.entry(number);
+            let needed = Needed {
+                elements: shard.elements(),
+                residual: true,
+                momentum: plan.momentum,
+                location: &location,
+                limit,
+            };
+            bucket.make_room(&needed).map_err(failed)?;
+            if can_undo {
+                bucket.back_up().map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Does something among the ranks of the host, unless this rank is alone there.
+    fn within(
+        &mut self,
+        context: &mut ExchangeContext,
+        tensor: &Tensor,
+        work: impl FnOnce(&IntraHostExchange, OnPoll) -> cuda::Result<()>,
+    ) -> Result<(), Failure> {
+        let communicators = self.communicators(context.fabric, &tensor.info, context.deadline)?;
+        let Some(within) = &communicators.within else { return Ok(()) };
+        let topology = context.fabric.topology();
+        let exchange = IntraHostExchange {
+            queue: &self.queue,
+            communicator: within,
+            tensor: device_slice(tensor.span, tensor.element),
+            partitions: partitions(tensor.span.bytes, topology.carriers()).collect(),
+            local_ranks: topology.local_ranks().len(),
+            local_rank: topology.local_rank(),
+        };
+        self.enqueue(
+            &tensor.info,
+            Enqueuing::of(context),
+            &[Stage::WithinHost],
+            |report, on_poll| {
+                work(&exchange, on_poll)?;
+                report.end_stage().map(|()| Vec::new())
+            },
+        )
+    }
+}
+
+impl ExchangePath for DevicePath {
+    fn location(&self) -> Location {
+        Location::Device(self.queue.clone())
+    }
+
+    fn reduce_within(
+        &mut self,
+        context: &mut ExchangeContext,
+        tensor: &Tensor,
+    ) -> Result<(), Failure> {
+        self.within(context, tensor, |exchange, on_poll| exchange.reduce_scatter(on_poll))
+    }
+
+    fn add_velocity(
+        &mut self,
+        shard: Span,
+        element: Element,
+        velocity: &mut StateBuffer,
+        momentum: Momentum,
+    ) -> Result<(), Failure> {
+        let velocity = velocity.as_device().ok_or_else(not_on_device)?;
+        let gradient = device_slice(shard, element);
+        // SAFETY: the tensor belongs to the exchange until that ends, and has as many elements as the velocity.
+        let added = unsafe { velocity.apply_momentum(gradient, momentum) };
+        added.map_err(|fault| self.failed(fault))
+    }
+
+    fn reduce_across(
+        &mut self,
+        context: &mut ExchangeContext,
+        tensor: &Tensor,
+    ) -> Result<u64, Failure> {
+        let communicators = self.communicators(context.fabric, &tensor.info, context.deadline)?;
+        let topology = context.fabric.topology();
+        let hosts = topology.hosts();
+        let (Some(across), Some(shard)) =
+            (&communicators.across, hierarchical::own_shard(topology, tensor.span))
+        else {
+            return Ok(0);
+        };
+        let elements = device_slice(shard, tensor.element);
+        if elements.count == 0 {
+            // The shards of this local rank on other hosts are empty too.
+            return Ok(0);
+        }
+        self.enqueue(&tensor.info, Enqueuing::of(context), &[Stage::Wire], |report, on_poll| {
+            let stream = &self.queue.stream;
+            // SAFETY: the tensor belongs to the exchange until that ends.
+            unsafe { across.all_reduce(stream, elements, on_poll) }?;
+            report.end_stage().map(|()| Vec::new())
+        })?;
+        Ok(ring_bytes(hosts, shard.bytes))
+    }
+
+    fn hand_out_within(
+        &mut self,
+        context: &mut ExchangeContext,
+        tensor: &Tensor,
+    ) -> Result<(), Failure> {
+        self.within(context, tensor, |exchange, on_poll| exchange.all_gather(on_poll))
+    }
+
+    fn dispatch(
+        &mut self,
+        context: &mut ExchangeContext,
+        buckets: &mut [FusedBucket],
+        plan: ExchangePlan,
+    ) -> Result<(), Failure> {
+        let Some(first) = buckets.first().map(|bucket| bucket.tensor.info.clone()) else {
+            return Ok(());
+        };
+        let communicators = self.communicators(context.fabric, &first, context.deadline)?;
+        let Some(across) = &communicators.across else { return Ok(()) };
+        self.make_room(context, buckets, plan)?;
+        let ExchangeContext { fabric, store, counters, deadline, .. } = context;
+        let topology = fabric.topology();
+        let hosts = topology.hosts();
+        let exchange = InterHostExchange {
+            queue: &self.queue,
+            communicator: across,
+            hosts,
+            is_first_host: topology.host() == 0,
+            wire: plan.config.wire,
+            momentum: plan.momentum,
+        };
+        let (mut numbers, mut shards) = (Vec::new(), Vec::new());
+        for fused in buckets.iter() {
+            if let Some(shard) = &fused.shard {
+                let bucket = store.get(fused.bucket.number).ok_or_else(not_on_device)?;
+                shards.push(device_shard(shard, fused.density, bucket, plan)?);
+                numbers.push(fused.bucket.number);
+            }
+        }
+        let (mut scratch, mut sent) = (std::mem::take(&mut self.scratch), Vec::new());
+        let enqueuing = Enqueuing { fabric, counters, deadline: *deadline };
+        let outcome = self.enqueue(&first, enqueuing, &STAGES, |report, on_poll| {
+            sent = exchange.run(&shards, &mut scratch, report, on_poll)?;
+            Ok(numbers)
+        });
+        self.scratch = scratch;
+        outcome?;
+        for (shard, sent) in buckets.iter_mut().filter_map(|fused| fused.shard.as_mut()).zip(sent) {
+            shard.sent_elements = sent;
+            let bytes = sent * plan.config.wire.element_bytes();
+            self.sent += ring_bytes(hosts, bytes);
+            counters.add_norm_bytes(ring_bytes(hosts, 4 * shard.grid.chunks()));
+        }
+        Ok(())
+    }
+
+    fn is_done_when_dispatched(&self) -> bool {
+        true
+    }
+
+    fn receive(
+        &mut self,
+        _context: &mut ExchangeContext,
+        _buckets: &mut [FusedBucket],
+        _plan: ExchangePlan,
+    ) -> Result<u64, Failure> {
+        Ok(std::mem::take(&mut self.sent))
+    }
+}
+
+/// The stages of an exchange, as [`InterHostExchange::run`] reports them.
+static STAGES: [Stage; 5] =
+    [Stage::Accumulate, Stage::Norms, Stage::Pack, Stage::Wire, Stage::Unpack];
+
+/// Counts what the device has measured of something that is complete there.
+fn count_report(
+    counters: &GradientCounters,
+    report: DeviceReport,
+    stages: &[Stage],
+    buckets: &[u32],
+) {
+    let (seconds, weights) = report.read();
+    for (stage, seconds) in stages.iter().zip(seconds) {
+        counters.add_seconds(*stage, seconds);
+    }
+    for (bucket, weight) in buckets.iter().zip(weights) {
+        counters.set_residual_ratio(*bucket, weight.residual_ratio());
+    }
+}
+
+/// A span of device memory as elements.
+fn device_slice(span: Span, element: Element) -> DeviceSlice {
+    DeviceSlice { address: span.address as u64, element, count: span.bytes / element.bytes() }
+}
+
+/// A shard with the state of its bucket, for which room was made on the device.
+fn device_shard<'a>(
+    shard: &Shard,
+    density: f64,
+    bucket: &'a Bucket,
+    plan: ExchangePlan,
+) -> Result<DeviceShard<'a>, Failure> {
+    let ExchangePlan { config, momentum } = plan;
+    Ok(DeviceShard {
+        gradient: device_slice(shard.span, shard.element),
+        grid: shard.grid,
+        count: chunks_to_send(shard.grid.chunks(), density),
+        residual: bucket.residual.as_device().ok_or_else(not_on_device)?,
+        velocity: bucket.velocity.as_device(),
+        clears_velocity: momentum.is_some_and(|by| config.clears_velocity(density, by)),
+    })
+}
+
+fn not_on_device() -> Failure {
+    Failure::Broken("the state of a bucket is not on its device".to_string())
+}
+
+/// The bytes that each host sends when a ring sums `bytes`. NCCL does not say what it really sends.
+fn ring_bytes(hosts: usize, bytes: usize) -> u64 {
+    let hosts = hosts as u64;
+    2 * (hosts - 1) * bytes as u64 / hosts
+}

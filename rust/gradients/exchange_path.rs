@@ -1,0 +1,97 @@
+//! How gradients travel to the other hosts and back, depending on where they are: through host memory
+//! ([`super::host_path`]), or over a device ([`super::device_path`], one for each device of this rank).
+//!
+//! A path carries out single stages. Which buckets go together and when is decided in [`super::fusion`],
+//! and the order of the stages in [`super::exchanger`], alike for all paths.
+
+use super::config::CompressionConfig;
+use super::fused_bucket::FusedBucket;
+use super::state_buffer::{Location, StateBuffer};
+use super::store::BucketStore;
+use super::tensor::Tensor;
+use crate::codec::Momentum;
+use crate::collective::fabric::Fabric;
+use crate::collective::span::Span;
+use crate::observe::gradient_counters::GradientCounters;
+use crate::simd::element::Element;
+use crate::transport::Failure;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What every stage of an exchange works with.
+pub struct ExchangeContext<'a> {
+    pub fabric: &'a mut Fabric,
+    pub store: &'a mut BucketStore,
+    pub counters: &'a Arc<GradientCounters>,
+    pub deadline: Instant,
+}
+
+impl ExchangeContext<'_> {
+    /// The time until the deadline.
+    pub fn time_left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+}
+
+/// How the buckets of one exchange are compressed.
+#[derive(Clone, Copy)]
+pub struct ExchangePlan<'a> {
+    pub config: &'a CompressionConfig,
+    pub momentum: Option<Momentum>,
+}
+
+pub trait ExchangePath {
+    /// Where the state of its buckets is.
+    fn location(&self) -> Location;
+
+    /// Sums a tensor within the host. Every carrier then has the sum of its shard in its own tensor.
+    fn reduce_within(
+        &mut self,
+        context: &mut ExchangeContext,
+        tensor: &Tensor,
+    ) -> Result<(), Failure>;
+
+    /// Replaces a shard that is sent whole by what momentum makes of it.
+    fn add_velocity(
+        &mut self,
+        shard: Span,
+        element: Element,
+        velocity: &mut StateBuffer,
+        momentum: Momentum,
+    ) -> Result<(), Failure>;
+
+    /// Makes every carrier's shard the exact sum over all hosts. Returns how many bytes this rank sent.
+    fn reduce_across(
+        &mut self,
+        context: &mut ExchangeContext,
+        tensor: &Tensor,
+    ) -> Result<u64, Failure>;
+
+    /// Brings all shards to all ranks of the host.
+    fn hand_out_within(
+        &mut self,
+        context: &mut ExchangeContext,
+        tensor: &Tensor,
+    ) -> Result<(), Failure>;
+
+    /// Selects chunks of some buckets and sends them off.
+    fn dispatch(
+        &mut self,
+        context: &mut ExchangeContext,
+        buckets: &mut [FusedBucket],
+        plan: ExchangePlan,
+    ) -> Result<(), Failure>;
+
+    /// Whether a dispatched exchange needs nothing more of the host, so that it can be completed at once.
+    /// If not, the host does something else meanwhile.
+    fn is_done_when_dispatched(&self) -> bool;
+
+    /// Puts the sums into the shards of the oldest exchange that was dispatched. Returns how many bytes
+    /// this rank sent for it.
+    fn receive(
+        &mut self,
+        context: &mut ExchangeContext,
+        buckets: &mut [FusedBucket],
+        plan: ExchangePlan,
+    ) -> Result<u64, Failure>;
+}

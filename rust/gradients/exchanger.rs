@@ -1,0 +1,191 @@
+//! The exchange of buckets, stage by stage: what happens in which order, and what is counted and kept.
+//! All of it is the same wherever the gradients are; the stages themselves are an [`ExchangePath`].
+
+use super::bucket::Needed;
+use super::config::{CompressionConfig, CompressionStarted, can_be_compressed};
+use super::exchange_path::{ExchangeContext, ExchangePath, ExchangePlan};
+use super::fused_bucket::FusedBucket;
+use super::paths::Paths;
+use super::shard::Shard;
+use super::store::BucketStore;
+use super::tensor::Tensor;
+use crate::codec::Momentum;
+use crate::collective::agreement::AgreedBucket;
+use crate::collective::fabric::Fabric;
+use crate::collective::hierarchical;
+use crate::observe::gradient_counters::{BucketExchange, GradientCounters};
+use crate::simd::element::Element;
+use crate::transport::Failure;
+use std::sync::Arc;
+use std::time::Instant;
+
+pub struct Exchanger {
+    /// `None`: every gradient is exchanged exactly.
+    config: Option<CompressionConfig>,
+    pub momentum: Option<Momentum>,
+    pub store: BucketStore,
+    pub paths: Paths,
+    pub counters: Arc<GradientCounters>,
+}
+
+impl Exchanger {
+    pub fn new(config: Option<CompressionConfig>, momentum: Option<Momentum>) -> Exchanger {
+        Exchanger {
+            config,
+            momentum,
+            store: BucketStore::default(),
+            paths: Paths::default(),
+            counters: Arc::default(),
+        }
+    }
+
+    /// How gradients are compressed; `None` if they never are.
+    pub fn config(&self) -> Option<&CompressionConfig> {
+        self.config.as_ref()
+    }
+
+    /// The fraction of a bucket's chunks to send in this step; `None` if it is exchanged exactly.
+    pub fn density_of(&self, bucket: &AgreedBucket, element: Element) -> Option<f64> {
+        let config = self.config.as_ref().filter(|_| can_be_compressed(element))?;
+        config.density_at(bucket.step)
+    }
+
+    /// What to tell the user when the first bucket is compressed.
+    pub fn compression_started(
+        &self,
+        hosts: usize,
+        element: Element,
+    ) -> Option<CompressionStarted> {
+        self.config.as_ref().map(|config| config.started(hosts, element))
+    }
+
+    /// Exchanges a bucket exactly. The step still counts, and if the engine has taken over the momentum,
+    /// it still applies it.
+    pub fn exchange_exactly(
+        &mut self,
+        fabric: &mut Fabric,
+        bucket: &AgreedBucket,
+        tensor: &Tensor,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        let momentum = self.momentum.filter(|_| can_be_compressed(tensor.element));
+        let shard = hierarchical::own_shard(fabric.topology(), tensor.span);
+        let rank = fabric.rank();
+        let (path, mut context) = self.path_for(fabric, tensor.device_slot(), deadline)?;
+        context.store.entry(bucket.number).step = bucket.step + 1;
+        path.reduce_within(&mut context, tensor)?;
+        if let (Some(shard), Some(momentum)) = (shard, momentum) {
+            let needed = Needed {
+                elements: shard.bytes / tensor.element.bytes(),
+                residual: false,
+                momentum: Some(momentum),
+                location: &path.location(),
+                limit: context.time_left(),
+            };
+            let can_undo = context.store.can_undo();
+            let kept = context.store.entry(bucket.number);
+            kept.make_room(&needed)
+                .and_then(|()| if can_undo { kept.back_up() } else { Ok(()) })
+                .map_err(|fault| Failure::Device { rank, reason: fault.0 })?;
+            path.add_velocity(shard, tensor.element, &mut kept.velocity, momentum)?;
+        }
+        let sent = path.reduce_across(&mut context, tensor)?;
+        path.hand_out_within(&mut context, tensor)?;
+        self.counters.record(BucketExchange {
+            bucket: bucket.number,
+            step: bucket.step + 1,
+            gradient_bytes: tensor.span.bytes as u64,
+            carried_bytes: shard.map_or(0, |shard| shard.bytes as u64),
+            wire_bytes: sent,
+            density: 1.0,
+            residual_ratio: Some(0.0),
+        });
+        Ok(())
+    }
+
+    /// Sums a bucket within its host, before it waits for others to be exchanged with.
+    pub fn begin(
+        &mut self,
+        fabric: &mut Fabric,
+        bucket: AgreedBucket,
+        density: f64,
+        tensor: Tensor,
+        deadline: Instant,
+    ) -> Result<FusedBucket, Failure> {
+        let (path, mut context) = self.path_for(fabric, tensor.device_slot(), deadline)?;
+        path.reduce_within(&mut context, &tensor)?;
+        context.store.entry(bucket.number).step = bucket.step + 1;
+        let chunk = self.config.as_ref().map_or(1, |config| config.chunk);
+        let shard = hierarchical::own_shard(fabric.topology(), tensor.span)
+            .map(|span| Shard::new(span, tensor.element, chunk));
+        Ok(FusedBucket { bucket, density, tensor, shard })
+    }
+
+    /// Sends off the selected chunks of some buckets. Returns whether they can be completed at once.
+    pub fn dispatch(
+        &mut self,
+        fabric: &mut Fabric,
+        buckets: &mut [FusedBucket],
+        deadline: Instant,
+    ) -> Result<bool, Failure> {
+        let Some(config) = self.config else { return Ok(true) };
+        let plan = ExchangePlan { config: &config, momentum: self.momentum };
+        let device_slot = buckets.first().map_or(0, |bucket| bucket.tensor.device_slot());
+        let (path, mut context) = self.path_for(fabric, device_slot, deadline)?;
+        path.dispatch(&mut context, buckets, plan)?;
+        Ok(path.is_done_when_dispatched())
+    }
+
+    /// Completes the oldest exchange under way, which is of these buckets.
+    pub fn deliver(
+        &mut self,
+        fabric: &mut Fabric,
+        buckets: &mut [FusedBucket],
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        let Some(config) = self.config else { return Ok(()) };
+        let plan = ExchangePlan { config: &config, momentum: self.momentum };
+        let device_slot = buckets.first().map_or(0, |bucket| bucket.tensor.device_slot());
+        let (path, mut context) = self.path_for(fabric, device_slot, deadline)?;
+        let sent = path.receive(&mut context, buckets, plan)?;
+        count(context.counters, buckets, sent);
+        for bucket in buckets {
+            path.hand_out_within(&mut context, &bucket.tensor)?;
+        }
+        Ok(())
+    }
+
+    /// The path for tensors in this device slot, and what its stages work with.
+    fn path_for<'a>(
+        &'a mut self,
+        fabric: &'a mut Fabric,
+        device_slot: u32,
+        deadline: Instant,
+    ) -> Result<(&'a mut dyn ExchangePath, ExchangeContext<'a>), Failure> {
+        let path = self.paths.select(device_slot, fabric.rank())?;
+        let (store, counters) = (&mut self.store, &self.counters);
+        Ok((path, ExchangeContext { fabric, store, counters, deadline }))
+    }
+}
+
+/// Counts an exchange that is complete, for which this rank has sent `sent` bytes.
+fn count(counters: &GradientCounters, buckets: &[FusedBucket], sent: u64) {
+    let elements =
+        |bucket: &FusedBucket| bucket.shard.as_ref().map_or(0, |shard| shard.sent_elements) as u64;
+    let all: u64 = buckets.iter().map(elements).sum();
+    for bucket in buckets {
+        let shard = bucket.shard.as_ref();
+        // A device reports its weights later.
+        let is_weighed = bucket.tensor.device_slot() == 0;
+        let weight = shard.map(|shard| shard.weight).unwrap_or_default();
+        counters.record(BucketExchange {
+            bucket: bucket.bucket.number,
+            step: bucket.bucket.step + 1,
+            gradient_bytes: bucket.tensor.span.bytes as u64,
+            carried_bytes: shard.map_or(0, |shard| shard.bytes() as u64),
+            wire_bytes: (sent * elements(bucket)).checked_div(all).unwrap_or(0),
+            density: bucket.density,
+            residual_ratio: is_weighed.then(|| weight.residual_ratio()),
+        });
+    }
+}

@@ -1,0 +1,185 @@
+//! Which gradient buckets are exchanged together, and when. Nothing else decides that.
+//!
+//! A bucket that is compressed is summed within its host and held until `fusion_bytes` are together, or
+//! the backward pass ends. Then all held buckets are exchanged as one. While that exchange is under way
+//! the next buckets are collected; it is completed when the next one has been sent off, or on a flush.
+//!
+//! Everything follows the order of the program, which is the same on every rank. Nothing here may depend
+//! on time, or on something that only one rank knows.
+
+use super::config::CompressionStarted;
+use super::exchanger::Exchanger;
+use super::fused_bucket::FusedBucket;
+use super::tensor::Tensor;
+use crate::collective::agreement::AgreedBucket;
+use crate::collective::fabric::Fabric;
+use crate::collective::info::CollectiveInfo;
+use crate::transport::Failure;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A collective whose gradients are exchanged, with the ticket that its caller gave.
+pub struct Completed<T> {
+    pub info: Arc<CollectiveInfo>,
+    pub ticket: T,
+}
+
+/// Why an exchange of gradients failed, and the first of the collectives that it was for.
+pub struct Failed {
+    pub info: Arc<CollectiveInfo>,
+    pub failure: Failure,
+}
+
+/// Buckets that are exchanged as one.
+struct Batch<T> {
+    buckets: Vec<FusedBucket>,
+    /// The caller's, one for each bucket.
+    tickets: Vec<T>,
+}
+
+impl<T> Batch<T> {
+    fn new() -> Batch<T> {
+        Batch { buckets: Vec::new(), tickets: Vec::new() }
+    }
+
+    fn push(&mut self, bucket: FusedBucket, ticket: T) {
+        self.buckets.push(bucket);
+        self.tickets.push(ticket);
+    }
+
+    /// The first of its collectives, which names it in messages.
+    fn first(&self) -> Option<&Arc<CollectiveInfo>> {
+        self.buckets.first().map(|bucket| &bucket.tensor.info)
+    }
+
+    fn bytes(&self) -> usize {
+        self.buckets.iter().map(|bucket| bucket.tensor.span.bytes).sum()
+    }
+
+    /// Whether a tensor in this device slot can be exchanged with these: then all take the same path.
+    fn can_take(&self, device_slot: u32) -> bool {
+        self.buckets.first().is_none_or(|bucket| bucket.tensor.device_slot() == device_slot)
+    }
+
+    fn completed(self) -> impl Iterator<Item = Completed<T>> {
+        let infos = self.buckets.into_iter().map(|bucket| bucket.tensor.info);
+        infos.zip(self.tickets).map(|(info, ticket)| Completed { info, ticket })
+    }
+}
+
+/// The buckets that were taken and are not complete; `T` is the caller's ticket for each.
+pub struct Fusion<T> {
+    /// Wait for others to be exchanged with.
+    held: Batch<T>,
+    /// The exchange that was dispatched.
+    under_way: Option<Batch<T>>,
+    has_compressed: bool,
+    started: Option<CompressionStarted>,
+}
+
+impl<T> Default for Fusion<T> {
+    fn default() -> Self {
+        Fusion { held: Batch::new(), under_way: None, has_compressed: false, started: None }
+    }
+}
+
+impl<T> Fusion<T> {
+    /// Takes a bucket that the ranks have agreed on, and exchanges it now or together with others.
+    /// Returns all that are complete now.
+    pub fn exchange(
+        &mut self,
+        exchanger: &mut Exchanger,
+        fabric: &mut Fabric,
+        bucket: AgreedBucket,
+        tensor: Tensor,
+        ticket: T,
+    ) -> Result<Vec<Completed<T>>, Failed> {
+        let info = tensor.info.clone();
+        let failed = |failure| Failed { info: info.clone(), failure };
+        let deadline = Instant::now() + info.call.timeout;
+        let Some(density) = exchanger.density_of(&bucket, tensor.element) else {
+            let mut completed = self.flush(exchanger, fabric)?;
+            exchanger.exchange_exactly(fabric, &bucket, &tensor, deadline).map_err(failed)?;
+            completed.push(Completed { info, ticket });
+            return Ok(completed);
+        };
+        let mut completed = match bucket.by_all && self.held.can_take(tensor.device_slot()) {
+            true => Vec::new(),
+            false => self.flush(exchanger, fabric)?,
+        };
+        let element = tensor.element;
+        let fused = exchanger.begin(fabric, bucket, density, tensor, deadline).map_err(failed)?;
+        if !self.has_compressed {
+            self.has_compressed = true;
+            self.started = exchanger.compression_started(fabric.topology().hosts(), element);
+        }
+        self.held.push(fused, ticket);
+        if !bucket.by_all {
+            // A rank that is not in this backward pass does not know when it ends.
+            completed.extend(self.flush(exchanger, fabric)?);
+        } else if self.held.bytes() >= exchanger.config().map_or(0, |config| config.fusion_bytes) {
+            completed.extend(self.close(exchanger, fabric, deadline)?);
+        }
+        Ok(completed)
+    }
+
+    /// Exchanges and completes everything.
+    pub fn flush(
+        &mut self,
+        exchanger: &mut Exchanger,
+        fabric: &mut Fabric,
+    ) -> Result<Vec<Completed<T>>, Failed> {
+        let oldest = self.under_way.as_ref().unwrap_or(&self.held);
+        let Some(info) = oldest.first() else { return Ok(Vec::new()) };
+        let deadline = Instant::now() + info.call.timeout;
+        let mut completed = self.close(exchanger, fabric, deadline)?;
+        if let Some(last) = self.under_way.take() {
+            completed.extend(deliver(exchanger, fabric, last, deadline)?);
+        }
+        Ok(completed)
+    }
+
+    /// What the user should be told once, when the first bucket was compressed.
+    pub fn take_compression_started(&mut self) -> Option<CompressionStarted> {
+        self.started.take()
+    }
+
+    /// Exchanges the held buckets as one. Returns those that are complete now: the buckets of the exchange
+    /// before, and these too if the host has nothing more to do for them.
+    fn close(
+        &mut self,
+        exchanger: &mut Exchanger,
+        fabric: &mut Fabric,
+        deadline: Instant,
+    ) -> Result<Vec<Completed<T>>, Failed> {
+        let mut batch = std::mem::replace(&mut self.held, Batch::new());
+        let Some(info) = batch.first().cloned() else { return Ok(Vec::new()) };
+        let is_done = exchanger
+            .dispatch(fabric, &mut batch.buckets, deadline)
+            .map_err(|failure| Failed { info, failure })?;
+        let mut completed = match self.under_way.replace(batch) {
+            Some(before) => deliver(exchanger, fabric, before, deadline)?.collect(),
+            None => Vec::new(),
+        };
+        if let Some(batch) = self.under_way.take_if(|_| is_done) {
+            completed.extend(deliver(exchanger, fabric, batch, deadline)?);
+        }
+        Ok(completed)
+    }
+}
+
+/// Completes the oldest exchange under way.
+fn deliver<T>(
+    exchanger: &mut Exchanger,
+    fabric: &mut Fabric,
+    mut batch: Batch<T>,
+    deadline: Instant,
+) -> Result<impl Iterator<Item = Completed<T>> + use<T>, Failed> {
+    match exchanger.deliver(fabric, &mut batch.buckets, deadline) {
+        Ok(()) => Ok(batch.completed()),
+        Err(failure) => {
+            let info = batch.buckets[0].tensor.info.clone();
+            Err(Failed { info, failure })
+        }
+    }
+}
