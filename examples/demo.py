@@ -26,9 +26,9 @@ from comparison.progress import Progress
 from comparison.runs import Result, Run
 from comparison.training import train
 
-from gflow.commands import ranks
-from gflow.commands.rates import read_rate
-from gflow.options import KNOBS
+from gflow.bench.units import read_rate
+from gflow.launch import ranks
+from gflow.options import OPTION_SPECS
 
 #: Modules that the ranks and the plot need, and the packages that they are in.
 PACKAGES = {"torch": "torch", "sklearn": "scikit-learn", "matplotlib": "matplotlib"}
@@ -107,8 +107,8 @@ def settling_steps(steps: int) -> int:
 
     For all methods alike. A training that is too short for this leaves its last step.
     """
-    knobs = [KNOBS["warmup_steps"], KNOBS["ramp_steps"]]
-    own = sum(knob.read(os.environ[knob.variable]) for knob in knobs)
+    specs = [OPTION_SPECS["warmup_steps"], OPTION_SPECS["ramp_steps"]]
+    own = sum(spec.read(os.environ[spec.variable]) for spec in specs)
     return min(own + 1, steps - 1)
 
 
@@ -130,7 +130,7 @@ def run_once(method: Method, number: int, place: Place, args: argparse.Namespace
             RANKS,
             arguments,
             deadline=args.timeout,
-            on_news=progress.hear,
+            on_message=progress.update,
             hosts=place.hosts,
         )
     except BaseException:

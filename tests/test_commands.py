@@ -169,12 +169,12 @@ def test_several_hosts_without_root_are_refused_with_what_is_needed(
 def test_quality_stays_on_one_host_where_no_others_can_be_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from gflow.commands.line import parse
-    from gflow.commands.quality import options
+    from gflow.bench.quality import options
+    from gflow.cli.parser import parse
 
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     chosen = parse(["bench", "quality"])
-    options.settle(chosen)
+    options.apply_defaults(chosen)
     assert (chosen.hosts, chosen.ranks, chosen.rate) == (1, 2, None)
 
 
@@ -203,38 +203,38 @@ def test_a_benchmark_on_gpus_that_are_not_there_says_what_is_missing(
 
 
 def test_who_is_measured_on_gpus_is_measured_there_by_default() -> None:
-    from gflow.commands import allreduce, ddp
-    from gflow.commands.line import parse
+    from gflow.bench import allreduce, ddp
+    from gflow.cli.parser import parse
 
     chosen = parse(["bench", "allreduce", "--device", "cuda"])
-    allreduce.settle(chosen)
+    allreduce.options.apply_defaults(chosen)
     assert chosen.contenders == ["gflow", "nccl"]
     chosen = parse(["bench", "ddp", "--device", "cuda"])
-    ddp.options.settle(chosen)
+    ddp.options.apply_defaults(chosen)
     names = ["none", "ddp-only", "nccl", "nccl-fp16", "powersgd", "gflow-exact", "gflow"]
     assert (chosen.hosts, chosen.ranks, chosen.contenders) == (1, 2, names)
 
 
 @pytest.mark.parametrize(("device", "name"), [("cuda", "gloo"), ("cpu", "nccl")])
 def test_who_cannot_be_measured_there_is_left_out_with_the_reason(device: str, name: str) -> None:
-    from gflow.commands import allreduce, ddp
-    from gflow.commands.line import parse
+    from gflow.bench import allreduce, ddp
+    from gflow.cli.parser import parse
 
     named = ["--device", device, "--contenders", f"gflow,{name}"]
     chosen = parse(["bench", "allreduce", *named])
-    allreduce.settle(chosen)
-    arguments, left_out = allreduce.build(chosen, Path(), [])
+    allreduce.options.apply_defaults(chosen)
+    arguments, left_out = allreduce.options.prepare(chosen, Path(), [])
     assert list(arguments["details"]) == ["gflow"]
     assert "only measured on" in left_out[name]
     chosen = parse(["bench", "ddp", *named])
-    ddp.options.settle(chosen)
-    arguments, left_out = ddp.options.build(chosen, Path(), [])
+    ddp.options.apply_defaults(chosen)
+    arguments, left_out = ddp.options.prepare(chosen, Path(), [])
     assert arguments["names"] == ["gflow"]
     assert f"--device {device}" in left_out[name]
 
 
 def test_a_report_from_gpus_names_all_that_the_numbers_depend_on() -> None:
-    from gflow.commands import report
+    from gflow.bench.allreduce import report
 
     gpu = {"name": "Some GPU", "capability": "9.0", "memory_bytes": 80 << 30, "processors": 132}
     found = {"what": "driver", "found": "13.2, libcuda.so.1", "is_there": True}
@@ -252,18 +252,17 @@ def test_a_report_from_gpus_names_all_that_the_numbers_depend_on() -> None:
 def test_missing_libraries_fail_the_doctor_only_where_there_is_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from gflow.commands import gpu_checks
-    from gflow.commands.check import Wrong
-    from gflow.commands.gpus import Finding
+    from gflow.bench.machine import Finding
+    from gflow.cli import checks
 
     found = [Finding("driver", "13.2", True), Finding("NVRTC", "no libnvrtc.so.13", False)]
-    monkeypatch.setattr(gpu_checks, "findings", lambda: found)
+    monkeypatch.setattr(checks, "gpu_findings", lambda: found)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert gpu_checks.libraries().detail.startswith("no GPU: skipped (driver: 13.2; NVRTC: no lib")
+    assert checks.gpu_libraries().detail.startswith("no GPU: skipped (driver: 13.2; NVRTC: no lib")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    with pytest.raises(Wrong) as wrong:
-        gpu_checks.libraries()
-    assert "missing (NVRTC)" in wrong.value.advice
+    with pytest.raises(checks.Failed) as failed:
+        checks.gpu_libraries()
+    assert "missing (NVRTC)" in failed.value.advice
 
 
 # --- doctor
@@ -310,18 +309,18 @@ def test_a_wrong_variable_is_named_with_what_is_allowed() -> None:
 
 
 def test_a_check_that_breaks_has_failed_and_the_others_go_on() -> None:
-    from gflow.commands.check import Check, Fine
-    from gflow.commands.doctor import examine
+    from gflow.cli.checks import Check, Passed
+    from gflow.cli.doctor import run_checks
 
-    def broken() -> Fine:
+    def broken() -> Passed:
         raise OSError("no such luck")
 
     checks = [
         Check("first", broken),
-        Check("second", lambda: Fine("never seen"), needs=("first",)),
-        Check("third", lambda: Fine("seen")),
+        Check("second", lambda: Passed("never seen"), needs=("first",)),
+        Check("third", lambda: Passed("seen")),
     ]
-    findings = list(examine(checks))
+    findings = list(run_checks(checks))
     assert [finding.status for finding in findings] == ["failed", "skipped", "ok"]
     assert "no such luck" in findings[0].detail
 
@@ -330,7 +329,7 @@ def test_a_check_that_breaks_has_failed_and_the_others_go_on() -> None:
 
 
 def test_allreduce_measures_all_contenders_and_writes_what_it_measured(tmp_path: Path) -> None:
-    from gflow.commands.contenders import BACKENDS, LABELS, usual
+    from gflow.bench.allreduce.contenders import BACKENDS, LABELS, default_names
 
     numbers, picture = tmp_path / "numbers.json", tmp_path / "picture.png"
     options = ["--sizes", "4K,64K", "--seconds", "0.1", "--json", str(numbers)]
@@ -345,7 +344,7 @@ def test_allreduce_measures_all_contenders_and_writes_what_it_measured(tmp_path:
     report = json.loads(numbers.read_text())
     assert (report["ranks"], report["hosts"], report["rate"]) == (2, 1, None)
     assert [row["bytes"] for row in report["rows"]] == [4096, 65536]
-    present = [name for name in usual(1, "cpu") if name not in report["left_out"]]
+    present = [name for name in default_names(1, "cpu") if name not in report["left_out"]]
     assert [name for name in BACKENDS if name not in (*present, "nccl")] == []
     # A machine on which MPI is installed, but cannot run, is none that these tests know.
     for name in ("openmpi", "mpich"):
@@ -397,17 +396,17 @@ def test_an_mpi_that_does_not_start_is_left_out_and_said(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["openmpi", "mpich"])
 def test_ranks_of_mpi_sleep_when_it_is_not_their_turn(name: str, tmp_path: Path) -> None:
-    from gflow.commands import mpi
-    from gflow.commands.left_out import LeftOut
-    from gflow.commands.rank import Rank
+    from gflow.bench.allreduce import mpi
+    from gflow.bench.turns import Unavailable
+    from gflow.launch.rank import Rank
 
     try:
-        details = mpi.build(name, tmp_path)
-    except LeftOut as reason:
+        details = mpi.prepare(name, tmp_path)
+    except Unavailable as reason:
         pytest.skip(str(reason))
     ranks = mpi.MpiRanks(Rank(0, 2, print), **details)
     try:
-        ranks.take_size(4096)
+        ranks.set_size(4096)
         assert all(seconds > 0 for seconds in ranks.turn(1, 3))
         pids = running(details["program"])
         assert len(pids) == 2
@@ -442,7 +441,7 @@ def test_a_rank_that_fails_is_shown_with_its_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from gflow.__main__ import main
-    from gflow.commands import ranks
+    from gflow.launch import ranks
 
     def run(work: Any, *arguments: Any, **options: Any) -> list[Any]:
         return run_ranks(fail_on_rank_1, 2, deadline=60)
@@ -461,7 +460,7 @@ def test_a_rank_that_fails_is_shown_with_its_traceback(
     ("text", "size"), [("4K", 4096), ("1.5MiB", 3 << 19), ("1gb", 1 << 30), ("400", 400)]
 )
 def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
-    from gflow.commands.sizes import read_sizes
+    from gflow.bench.units import read_sizes
 
     assert read_sizes(text) == [size]
 
@@ -477,7 +476,7 @@ def test_ddp_measures_all_contenders_and_writes_what_it_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from gflow.__main__ import main
-    from gflow.commands.ddp.contenders import LABELS, usual
+    from gflow.bench.ddp.contenders import LABELS, default_names
 
     numbers, picture = tmp_path / "numbers.json", tmp_path / "picture.png"
     small = ["--model", "resnet50", "--image", "64", "--batch", "1", "--rounds", "1"]
@@ -487,7 +486,7 @@ def test_ddp_measures_all_contenders_and_writes_what_it_measured(
     said = capsys.readouterr().out
     report = json.loads(numbers.read_text())
     assert (report["hosts"], report["ranks"], report["bucket_view"]) == (1, 2, False)
-    assert [row["contender"] for row in report["rows"]] == usual("cpu")
+    assert [row["contender"] for row in report["rows"]] == default_names("cpu")
     for row in report["rows"]:
         assert 0 < row["low_ms"] <= row["median_ms"] <= row["high_ms"]
         assert row["cpu_s_per_step"] > 0
@@ -500,14 +499,14 @@ def test_ddp_measures_all_contenders_and_writes_what_it_measured(
             # Stages are timed where gradients are compressed; elsewhere there would be zeros.
             has_stages = row["contender"] == "gflow"
             assert ("stage_accumulate_seconds" in row["counters_per_step"]) == has_stages
-    labels = [LABELS[name] for name in usual("cpu")]
+    labels = [LABELS[name] for name in default_names("cpu")]
     for words in (*labels, "every rank is a host of its own", "loopback", "copied"):
         assert words in said
     assert picture.exists() == can_draw()
 
 
 def test_what_gflow_counts_of_hidden_and_exposed_exchange_is_reported_where_it_is_counted() -> None:
-    from gflow.commands.ddp.report import tables
+    from gflow.bench.ddp.report import tables
 
     about = {"model": "alexnet", "batch": 4, "image": 224, "hosts": 2, "bucket_view": True,
              "density": 0.1, "fusion_bytes": 1 << 20, "warnings": [], "device": "cpu"}  # fmt: skip
@@ -524,18 +523,18 @@ def test_what_gflow_counts_of_hidden_and_exposed_exchange_is_reported_where_it_i
 
 
 def test_a_mean_lies_within_below_or_above_what_the_dense_trainings_span() -> None:
-    from gflow.commands.quality.spread import Spread
+    from gflow.bench.quality.report import Spread
 
     dense = Spread.of([2.0, 3.0, 4.0])
-    places = {mean: Spread.of([mean]).place_in(dense) for mean in (1.9, 2.0, 4.0, 4.1)}
+    places = {mean: Spread.of([mean]).compare_to(dense) for mean in (1.9, 2.0, 4.0, 4.1)}
     assert places == {1.9: "below", 2.0: "within", 4.0: "within", 4.1: "above"}
-    assert Spread.of([float("nan")]).place_in(dense) == "no number"
+    assert Spread.of([float("nan")]).compare_to(dense) == "no number"
 
 
 def drift_apart(rank: Any) -> None:
     import torch.distributed as dist
 
-    from gflow.commands.ddp import contenders
+    from gflow.bench.ddp import contenders
 
     dist.init_process_group("gloo")
     small = {"model": "resnet50", "image": 64, "batch": 1, "bucket_view": True, "hosts": 1}
@@ -549,7 +548,7 @@ def drift_apart(rank: Any) -> None:
 
 
 def test_a_contender_whose_replicas_drift_apart_is_not_timed() -> None:
-    from gflow.commands import ranks
+    from gflow.launch import ranks
 
     with pytest.raises(ranks.RanksFailed, match="Gloo: the ranks have different weights"):
         ranks.run(drift_apart, 2, deadline=120)
@@ -591,13 +590,13 @@ def test_quality_trains_every_variant_on_the_same_data(
 def test_a_task_whose_data_is_missing_is_left_out_and_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from gflow.commands.line import parse
-    from gflow.commands.quality import options
+    from gflow.bench.quality import options
+    from gflow.cli.parser import parse
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     chosen = parse(["bench", "quality", "--hosts", "1", "--steps", "7"])
-    options.settle(chosen)
-    arguments, left_out = options.build(chosen, Path(), [])
+    options.apply_defaults(chosen)
+    arguments, left_out = options.prepare(chosen, Path(), [])
     assert list(arguments["plans"]) == ["text"]
     assert arguments["plans"]["text"]["steps"] == 7
     assert "comes with sklearn" in left_out["digits"]
@@ -606,14 +605,22 @@ def test_a_task_whose_data_is_missing_is_left_out_and_said(
 # --- hosts
 
 
-def namespaces_of(pid: int) -> list[str]:
-    done = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
-    return [line for line in done.stdout.splitlines() if line.startswith(f"gflow-{pid}-")]
+def namespaces_of(pid: int) -> set[str]:
+    """The network namespaces that children of a process are in, but for this one's own."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == pid:
+                found.add(os.readlink(path / "ns/net"))
+        except OSError:
+            continue  # gone meanwhile
+    return found - {os.readlink("/proc/self/ns/net")}
 
 
 @pytest.fixture
 def two_hosts_can_be_made() -> None:
-    from gflow.commands.hosts import NoHosts, hosts
+    from gflow.launch.namespaces import NoHosts, hosts
 
     try:
         with hosts(2, rate=10**9):
@@ -624,7 +631,7 @@ def two_hosts_can_be_made() -> None:
 
 @pytest.mark.usefixtures("two_hosts_can_be_made")
 def test_hosts_reach_each_other_and_are_gone_after_a_failure() -> None:
-    from gflow.commands.hosts import hosts
+    from gflow.launch.namespaces import hosts
 
     source = (
         "import errno, socket, sys;"
@@ -634,12 +641,12 @@ def test_hosts_reach_each_other_and_are_gone_after_a_failure() -> None:
         "sys.exit(reached != [errno.ECONNREFUSED] * 2)"
     )
     with pytest.raises(ArithmeticError), hosts(2, rate=10**8) as (one, other):  # noqa: PT012
-        command = [sys.executable, "-c", source, other.address, other.address6]
-        subprocess.run([*one.prefix, *command], timeout=60, check=True)
-        subprocess.run([*other.prefix, *command], timeout=60, check=True)
+        command = [sys.executable, "-c", source, other.ipv4(), other.ipv6()]
+        subprocess.run(one.command(command), timeout=60, check=True)
+        subprocess.run(other.command(command), timeout=60, check=True)
         assert len(namespaces_of(os.getpid())) == 3
         raise ArithmeticError
-    assert namespaces_of(os.getpid()) == []
+    assert namespaces_of(os.getpid()) == set()
 
 
 @pytest.mark.usefixtures("two_hosts_can_be_made")
@@ -652,7 +659,7 @@ def test_allreduce_over_a_link_is_compared_with_the_link(
     link = ["--hosts", "2", "--ranks", "1", "--rate", "1gbit"]
     options = ["--sizes", "4K,64K", "--seconds", "0.1", "--json", str(numbers)]
     assert main(["bench", "allreduce", *link, *options]) == 0
-    assert namespaces_of(os.getpid()) == []
+    assert namespaces_of(os.getpid()) == set()
     said = capsys.readouterr().out
     report = json.loads(numbers.read_text())
     assert (report["ranks"], report["hosts"], report["rate"]) == (1, 2, 10**9)
@@ -697,7 +704,7 @@ def test_hosts_are_gone_after_an_interruption(number: signal.Signals) -> None:
             time.sleep(0.02)
         bench.send_signal(number)
         assert bench.wait(60) != 0
-    assert namespaces_of(bench.pid) == []
+    assert namespaces_of(bench.pid) == set()
 
 
 # --- ranks; what they run is at the top level, where a rank can find it
@@ -732,38 +739,38 @@ def sleep_with_child(rank: Any) -> None:
 
 
 def test_ranks_bring_back_results_in_order_and_news_meanwhile() -> None:
-    from gflow.commands import ranks
+    from gflow.launch import ranks
 
     news: list[str] = []
-    results = ranks.run(add_up, 3, {"of": [1, 2]}, deadline=60, on_news=news.append)
+    results = ranks.run(add_up, 3, {"of": [1, 2]}, deadline=60, on_message=news.append)
     assert results == [[0, 3, 3], [1, 3, 3], [2, 3, 3]]
     assert sorted(news) == ["rank 0 adds", "rank 1 adds", "rank 2 adds"]
 
 
 def test_when_one_rank_fails_the_others_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gflow.commands import ranks
+    from gflow.launch import ranks
 
     monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.1)
     pids: list[int] = []
     with pytest.raises(ranks.RanksFailed, match=r"rank 1 raised[^$]*one and one is three"):
-        ranks.run(fail_on_rank_1, 2, deadline=60, on_news=pids.append)
+        ranks.run(fail_on_rank_1, 2, deadline=60, on_message=pids.append)
     assert pids
     assert not any(map(is_running, pids))
 
 
 def test_a_rank_that_dies_is_shown_with_its_signal_and_last_words() -> None:
-    from gflow.commands import ranks
+    from gflow.launch import ranks
 
     with pytest.raises(ranks.RanksFailed, match=r"rank 0 was killed by SIGABRT[^$]*my last words"):
         ranks.run(die, 1, deadline=60)
 
 
 def test_a_deadline_ends_ranks_with_what_they_started_and_shows_where_they_were() -> None:
-    from gflow.commands import ranks
+    from gflow.launch import ranks
 
     pids: list[int] = []
     with pytest.raises(ranks.RanksFailed, match="rank 0 was not done after 2 s") as failed:
-        ranks.run(sleep_with_child, 1, deadline=2, on_news=pids.extend)
+        ranks.run(sleep_with_child, 1, deadline=2, on_message=pids.extend)
     # On a very busy machine it may not have come so far as to sleep.
     if pids:
         assert "in sleep_with_child" in str(failed.value)
@@ -773,8 +780,8 @@ def test_a_deadline_ends_ranks_with_what_they_started_and_shows_where_they_were(
 def test_ranks_do_not_outlive_a_starter_that_is_killed() -> None:
     source = (
         "import sys; sys.path[:] = sys.argv[1:]; from tests.test_commands import sleep;"
-        "from gflow.commands import ranks;"
-        "ranks.run(sleep, 1, deadline=100, on_news=lambda pid: print(pid, flush=True))"
+        "from gflow.launch import ranks;"
+        "ranks.run(sleep, 1, deadline=100, on_message=lambda pid: print(pid, flush=True))"
     )
     command = [sys.executable, "-c", source, *sys.path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import gflow
-from tests.hosts.network import why_not
+from gflow.launch.namespaces import why_not
 from tests.ranks import run_script
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from tests.ranks import Died, Group, Pool, Raised, RanksFailed, Returned, Silent, run_script
-from tests.ranks.leash import new_tag, strays
 from tests.ranks.membership import rendezvous
+from tests.ranks.strays import new_tag, strays
 
 GLOO = Group("gloo", timeout_s=20.0)
 KEPT = Group("gloo", timeout_s=20.0, kept=True)

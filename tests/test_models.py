@@ -29,8 +29,8 @@ def test_a_network_has_the_size_that_its_documentation_says(
 
 
 def test_benchmarks_know_the_sizes_of_their_networks() -> None:
-    from gflow.commands.ddp.networks import NETWORKS
-    from gflow.commands.quality.tasks import TASKS
+    from gflow.bench.ddp.networks import NETWORKS
+    from gflow.bench.quality.tasks import TASKS
 
     for network in NETWORKS.values():
         with torch.device("meta"):
@@ -38,7 +38,7 @@ def test_benchmarks_know_the_sizes_of_their_networks() -> None:
         assert sum(one.numel() for one in built.parameters()) == network.parameters
     for name, task in TASKS.items():
         if task.obstacle() is None:
-            built = task.lesson().network()
+            built = task.load().network()
             assert sum(one.numel() for one in built.parameters()) == task.parameters, name
 
 
@@ -54,5 +54,5 @@ def test_a_character_is_predicted_from_what_came_before_it() -> None:
 
 
 def test_importing_gflow_and_its_commands_does_not_import_torch() -> None:
-    source = "import sys, gflow, gflow.commands.line; sys.exit('torch' in sys.modules)"
+    source = "import sys, gflow, gflow.cli.parser; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", source], timeout=60, check=True)

@@ -1,6 +1,6 @@
 """Proves that every option is read, checked and refused in one place, in words that help.
 
-No process group is needed here: options are settled before there is one.
+No process group is needed here: options are resolved before there is one.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import pytest
 
 import gflow
-from gflow.options import KNOBS, settle
+from gflow.options import OPTION_SPECS, resolve
 
 EXAMPLES = {
     "compress": ("on", "on"),
@@ -46,31 +46,31 @@ WRONG = {
 def quietly(options: gflow.Options | None, environ: Mapping[str, str]):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return settle(options, environ)
+        return resolve(options, environ)
 
 
 def test_the_options_are_those_of_the_table() -> None:
-    assert {field.name for field in dataclasses.fields(gflow.Options)} == set(KNOBS)
-    assert set(EXAMPLES) == set(WRONG) == set(KNOBS)
+    assert {field.name for field in dataclasses.fields(gflow.Options)} == set(OPTION_SPECS)
+    assert set(EXAMPLES) == set(WRONG) == set(OPTION_SPECS)
 
 
 def test_every_default_is_itself_allowed() -> None:
-    for knob in KNOBS.values():
-        if knob.default is not None:
-            assert knob.check(knob.default, knob.name) == knob.default
+    for spec in OPTION_SPECS.values():
+        if spec.default is not None:
+            assert spec.check(spec.default, spec.name) == spec.default
 
 
-@pytest.mark.parametrize("name", KNOBS)
+@pytest.mark.parametrize("name", OPTION_SPECS)
 def test_an_option_comes_from_its_variable(name: str) -> None:
     text, value = EXAMPLES[name]
-    assert quietly(None, {KNOBS[name].variable: text})[name] == value
+    assert quietly(None, {OPTION_SPECS[name].variable: text})[name] == value
 
 
-@pytest.mark.parametrize("name", KNOBS)
+@pytest.mark.parametrize("name", OPTION_SPECS)
 def test_an_option_wins_over_its_variable(name: str) -> None:
     _, value = EXAMPLES[name]
     other = {"compress": "off", "wire": "fp32"}.get(name, "0.5" if name == "density" else "3")
-    environ = {KNOBS[name].variable: other if name != "momentum" else "0.1"}
+    environ = {OPTION_SPECS[name].variable: other if name != "momentum" else "0.1"}
     assert quietly(gflow.Options(**{name: value}), environ)[name] == value
 
 
@@ -78,10 +78,10 @@ def test_an_option_wins_over_its_variable(name: str) -> None:
 def test_a_wrong_variable_is_refused_with_its_name_its_value_and_what_is_allowed(
     name: str, text: str
 ) -> None:
-    with pytest.raises(ValueError, match=KNOBS[name].variable) as refused:
-        quietly(None, {KNOBS[name].variable: text})
+    with pytest.raises(ValueError, match=OPTION_SPECS[name].variable) as refused:
+        quietly(None, {OPTION_SPECS[name].variable: text})
     message = str(refused.value)
-    assert KNOBS[name].allowed in message
+    assert OPTION_SPECS[name].allowed in message
     assert repr(text) in message or (name == "secret" and "<hidden>" in message)
 
 
@@ -104,28 +104,28 @@ def test_a_wrong_option_is_refused_when_it_is_made(name: str, value: object) -> 
 
 def test_options_of_another_backend_are_refused() -> None:
     with pytest.raises(TypeError, match=r"must be a gflow\.Options, got dict"):
-        settle({"density": 0.1}, {})
+        resolve({"density": 0.1}, {})
 
 
 def test_variables_of_the_machine_are_known(recwarn: pytest.WarningsRecorder) -> None:
-    settle(None, {"GFLOW_NCCL": "/opt/libnccl.so.2", "GFLOW_CACHE": "/tmp/cache"})
+    resolve(None, {"GFLOW_NCCL": "/opt/libnccl.so.2", "GFLOW_CACHE": "/tmp/cache"})
     assert not recwarn.list
 
 
 def test_an_unknown_variable_is_warned_about_with_the_nearest_name() -> None:
     with pytest.warns(UserWarning, match="GFLOW_DENSTIY is unknown.*did you mean GFLOW_DENSITY"):
-        settle(None, {"GFLOW_DENSTIY": "0.1"})
+        resolve(None, {"GFLOW_DENSTIY": "0.1"})
 
 
 def test_an_option_that_does_nothing_yet_says_so() -> None:
     with pytest.warns(UserWarning, match="timeline has no effect yet"):
-        settle(gflow.Options(timeline="trace.json"), {})
+        resolve(gflow.Options(timeline="trace.json"), {})
 
 
 def test_defaults_and_other_variables_warn_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        settings = settle(gflow.Options(), {"PATH": "/bin", "GFLOW_DENSITY": "0.1"})
+        settings = resolve(gflow.Options(), {"PATH": "/bin", "GFLOW_DENSITY": "0.1"})
     assert settings["density"] == 0.1
     assert settings["compress"] == "auto"
 

@@ -1,6 +1,7 @@
 """Proves the package: how torch finds it, what importing it costs, and what it says when it was
 built for another torch."""
 
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -79,6 +80,17 @@ def test_a_tree_that_is_not_built_says_so(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "gflow._built_for", None)
     with pytest.raises(ImportError, match=r"not built.*pip install"):
         native.load.__wrapped__()
+
+
+def test_all_packages_and_their_data_are_installed() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    for folder in sorted({path.parent for path in (ROOT / "torch_plugin").rglob("*.py")}):
+        name = ".".join(["gflow", *folder.relative_to(ROOT / "torch_plugin").parts])
+        assert f'  "{name}",\n' in text, name
+        for kind in ("c", "pyi"):
+            has_data = any(folder.glob(f"*.{kind}"))
+            (listed,) = re.findall(rf'^"?{re.escape(name)}"? = (\[.*\])$', text, re.M) or [""]
+            assert (f"*.{kind}" in listed) == has_data, f"{name}: *.{kind}"
 
 
 def test_the_versions_of_package_and_crate_agree() -> None:

@@ -1,7 +1,6 @@
 """The command line: ``gflow`` or ``python -m gflow``.
 
-It must never import torch by itself: ``gflow --help`` has to answer at once, and also where torch
-is broken.
+torch is not imported here: ``gflow --help`` has to answer at once, and also where torch is broken.
 """
 
 from __future__ import annotations
@@ -11,25 +10,25 @@ import os
 import sys
 from collections.abc import Sequence
 
-from gflow.commands.line import parse
+from gflow.cli.parser import parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Better a question mark where the terminal has no µ than the end of a measurement.
+        # A terminal without µ shows a question mark, instead of ending a measurement.
         sys.stdout.reconfigure(errors="replace")
     try:
-        chosen = parse(arguments)
-        code: int = chosen.command(chosen)
+        args = parse(arguments)
+        code: int = args.command(args)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         print("gflow: stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader, such as `head`, has gone. Python would complain once more when it closes
-        # the standard output, so that leads nowhere from here on.
+        # The reader, such as `head`, is gone. Python would complain again when it closes the
+        # standard output, so redirect that to nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 

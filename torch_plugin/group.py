@@ -12,7 +12,7 @@ from torch.distributed import PrefixStore, Store
 
 from gflow import accelerator, logs, native
 from gflow.network import own_address
-from gflow.options import Options, Settings, settle
+from gflow.options import Options, Settings, resolve
 from gflow.rendezvous import Card, Party, meet
 
 logger = logging.getLogger("gflow")
@@ -28,7 +28,7 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
         backend_options: torch's ``_DistributedBackendOptions``: store, rank, size, timeout.
         pg_options: what the user gave as ``pg_options``.
     """
-    settings = settle(pg_options)
+    settings = resolve(pg_options)
     library = native.load()
     logs.start(library)
     # The Reducer asks a backend for bucket memory only if this is set; a user's own choice stays.

@@ -1,8 +1,8 @@
-"""The options of a process group: the one place where they are named, typed and checked.
+"""The options of a process group: where they are named, typed and checked.
 
 Every option can be given in ``pg_options=gflow.Options(...)`` or as an environment variable; the
 option wins. A wrong value is refused when the group is made, with the name, the value and what is
-allowed. No other file of this package may read a ``GFLOW_…`` variable.
+allowed. Only this file reads ``GFLOW_…`` variables.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 PREFIX = "GFLOW_"
-#: Of the machine, not of a group: the engine reads them when a GPU is first used.
-OF_THE_MACHINE = ("GFLOW_NCCL", "GFLOW_CACHE")
-#: Of the process, not of a group: how much gflow logs.
+#: These belong to the machine, not to a group: the engine reads them when it first uses a GPU.
+MACHINE_VARIABLES = ("GFLOW_NCCL", "GFLOW_CACHE")
+#: This one belongs to the process: how much gflow logs.
 LOG_VARIABLE = "GFLOW_LOG"
 
 
@@ -27,8 +27,8 @@ LOG_VARIABLE = "GFLOW_LOG"
 class Options:
     """Options for ``init_process_group(..., pg_options=...)`` and ``new_group``.
 
-    What is left out comes from the environment variable of the same name (``density`` from
-    ``GFLOW_DENSITY``), and else has the default.
+    An option that is not given comes from its environment variable (``density`` from
+    ``GFLOW_DENSITY``), or else has its default.
 
     Example:
         >>> import gflow
@@ -64,14 +64,14 @@ class Options:
     secret: str | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        for knob in KNOBS.values():
-            value = getattr(self, knob.name)
+        for spec in OPTION_SPECS.values():
+            value = getattr(self, spec.name)
             if value is not None:
-                knob.check(value, f"Options({knob.name}=...)")
+                spec.check(value, f"Options({spec.name}=...)")
 
 
 @dataclass(frozen=True)
-class Knob:
+class OptionSpec:
     """One option: how it is read from text, what is allowed, and its default."""
 
     name: str
@@ -80,9 +80,9 @@ class Knob:
     allowed: str
     is_allowed: Callable[[Any], bool]
     default: Any = None
-    #: Ranks that differ in it would do different things.
+    #: Whether all ranks need the same value.
     must_agree: bool = True
-    #: Whether it changes anything in this version.
+    #: Whether it has an effect in this version.
     in_use: bool = True
 
     @property
@@ -91,7 +91,7 @@ class Knob:
         return PREFIX + self.name.upper()
 
     def check(self, value: Any, source: str) -> Any:
-        """Return ``value`` if it is allowed; else say what is."""
+        """Return ``value`` if it is allowed, or raise an error that says what is."""
         right_type = isinstance(value, self.types) and not isinstance(value, bool)
         if not right_type or not self.is_allowed(value):
             raise self.refusal(value, source)
@@ -102,7 +102,7 @@ class Knob:
         try:
             return self.check(self.parse(text), self.variable)
         except ValueError:
-            # With the text as it was given: 'nan' is easier to find than nan.
+            # Quote the text as given: 'nan' is easier to find than nan.
             raise self.refusal(text, self.variable) from None
 
     def refusal(self, value: Any, source: str) -> ValueError:
@@ -112,29 +112,33 @@ class Knob:
         return ValueError(f"gflow: {source} is {shown}, but must be {self.allowed}.")
 
 
-def _choice(name: str, *values: str) -> Knob:
+def _choice(name: str, *values: str) -> OptionSpec:
     allowed = "one of " + ", ".join(map(repr, values))
-    return Knob(name, str, (str,), allowed, lambda value: value in values, default=values[0])
+    return OptionSpec(name, str, (str,), allowed, lambda value: value in values, default=values[0])
 
 
-def _count(name: str, least: int, default: int, unit: str = "") -> Knob:
+def _count(name: str, least: int, default: int, unit: str = "") -> OptionSpec:
     allowed = f"a whole number{unit}, at least {least}"
-    # What the engine can hold; nobody means more.
-    return Knob(name, int, (int,), allowed, lambda value: least <= value < 2**63, default=default)
+    # The engine holds it in 64 bits.
+    return OptionSpec(
+        name, int, (int,), allowed, lambda value: least <= value < 2**63, default=default
+    )
 
 
-def _fraction(name: str, allowed: str, check: Callable[[float], bool], default: float) -> Knob:
-    return Knob(name, float, (int, float), allowed, check, default=default)
+def _fraction(
+    name: str, allowed: str, check: Callable[[float], bool], default: float
+) -> OptionSpec:
+    return OptionSpec(name, float, (int, float), allowed, check, default=default)
 
 
-def _text(name: str, allowed: str, *, in_use: bool = True) -> Knob:
-    # What one rank writes to or connects through is its own business.
-    return Knob(name, str, (str,), allowed, bool, must_agree=False, in_use=in_use)
+def _text(name: str, allowed: str, *, in_use: bool = True) -> OptionSpec:
+    # Each rank may write to or connect through something else.
+    return OptionSpec(name, str, (str,), allowed, bool, must_agree=False, in_use=in_use)
 
 
-KNOBS: dict[str, Knob] = {
-    knob.name: knob
-    for knob in (
+OPTION_SPECS: dict[str, OptionSpec] = {
+    spec.name: spec
+    for spec in (
         _choice("compress", "auto", "on", "off"),
         _fraction("density", "a number over 0 and at most 1", lambda value: 0 < value <= 1, 0.1),
         _count("chunk", 1, 32768),
@@ -153,7 +157,7 @@ KNOBS: dict[str, Knob] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of one group, complete: every value set, checked and final."""
+    """The options of one group: every value set and checked."""
 
     values: Mapping[str, Any] = dataclasses.field(repr=False)  # the secret is among them
 
@@ -161,27 +165,28 @@ class Settings:
         return self.values[name]
 
     def to_agree_on(self) -> dict[str, Any]:
-        """What has to be the same on every rank; of the secret, only whether there is one."""
-        agreed = {name: self.values[name] for name, knob in KNOBS.items() if knob.must_agree}
+        """The values that must be the same on every rank; of the secret, only whether there is
+        one."""
+        agreed = {name: self.values[name] for name, spec in OPTION_SPECS.items() if spec.must_agree}
         return agreed | {"secret": "set" if self.values["secret"] else "not set"}
 
 
-def settle(options: Options | None, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Put options, environment and defaults together, and refuse what is wrong."""
+def resolve(options: Options | None, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Combine options, environment and defaults, and refuse wrong values."""
     if options is not None and not isinstance(options, Options):
         raise TypeError(
             f"gflow: pg_options must be a gflow.Options, got {type(options).__name__}. "
             "Options of another backend do not apply here."
         )
-    _warn_of_unknown_variables(environ)
+    _warn_about_unknown_variables(environ)
     values: dict[str, Any] = {}
     without_effect = []
-    for name, knob in KNOBS.items():
+    for name, spec in OPTION_SPECS.items():
         given = getattr(options, name) if options is not None else None
-        if given is None and knob.variable in environ:
-            given = knob.read(environ[knob.variable])
-        values[name] = knob.default if given is None else given
-        if given is not None and not knob.in_use and given != knob.default:
+        if given is None and spec.variable in environ:
+            given = spec.read(environ[spec.variable])
+        values[name] = spec.default if given is None else given
+        if given is not None and not spec.in_use and given != spec.default:
             without_effect.append(name)
     if without_effect:
         warnings.warn(
@@ -212,8 +217,8 @@ def log_level(environ: Mapping[str, str] = os.environ) -> int | None:
     return _LOG_LEVELS[text.lower()]
 
 
-def _warn_of_unknown_variables(environ: Mapping[str, str]) -> None:
-    known = [*(knob.variable for knob in KNOBS.values()), *OF_THE_MACHINE, LOG_VARIABLE]
+def _warn_about_unknown_variables(environ: Mapping[str, str]) -> None:
+    known = [*(spec.variable for spec in OPTION_SPECS.values()), *MACHINE_VARIABLES, LOG_VARIABLE]
     for variable in sorted(environ):
         if variable.startswith(PREFIX) and variable not in known:
             nearest = difflib.get_close_matches(variable, known, n=1, cutoff=0.0)

@@ -22,7 +22,7 @@ from typing import Any
 from torch.distributed import Store
 
 from gflow.host import this_host
-from gflow.options import KNOBS, Settings
+from gflow.options import OPTION_SPECS, Settings
 from gflow.version import __version__
 
 logger = logging.getLogger("gflow")
@@ -171,7 +171,7 @@ def _refuse_different_settings(cards: list[Card], group: str) -> None:
                 raise RuntimeError(
                     f"gflow: the ranks of group {group!r} are configured differently: {name} is "
                     f"{value!r} on rank 0 ({first.host}) and {card.settings[name]!r} on rank "
-                    f"{card.rank} ({card.host}). Give {KNOBS[name].variable} (or "
+                    f"{card.rank} ({card.host}). Give {OPTION_SPECS[name].variable} (or "
                     f"Options.{name}) the same value on every rank."
                 )
 

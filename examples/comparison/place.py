@@ -9,8 +9,10 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gflow.commands.hosts import INTERFACE, Host, NoHosts, hosts
-from gflow.commands.rates import show_rate
+from gflow.bench.machine import LOOPBACK
+from gflow.bench.units import show_rate
+from gflow.launch.namespaces import INTERFACE, NoHosts, hosts
+from gflow.launch.process import Location
 
 RANKS = 2
 
@@ -28,7 +30,7 @@ class Place:
         note: what the user should know about it.
     """
 
-    hosts: list[Host]
+    hosts: list[Location]
     interface: str
     senders: int
     settings: dict[str, str]
@@ -39,22 +41,22 @@ class Place:
 @contextlib.contextmanager
 def two_hosts(rate: int) -> Iterator[Place]:
     """Two hosts on a link of ``rate`` bits per second; loopback where they cannot be made."""
-    with contextlib.ExitStack() as at_the_end:
+    with contextlib.ExitStack() as cleanup:
         try:
-            made = at_the_end.enter_context(hosts(RANKS, rate))
+            made = cleanup.enter_context(hosts(RANKS, rate))
         except NoHosts as reason:
             yield loopback(str(reason))
             return
         link = show_rate(rate)
         note = f"Two hosts (network namespaces on this machine), one rank each, on a {link} link."
-        yield Place(made, INTERFACE, 1, {}, f"Two hosts, {link}", note)
+        yield Place([host.location for host in made], INTERFACE, 1, {}, f"Two hosts, {link}", note)
 
 
 def loopback(reason: str) -> Place:
     """This machine as it is, where gflow is told that each rank is a host of its own."""
     # Ranks of one host would share memory: nobody could count what they pass to each other there.
     made = [
-        Host(f"rank {number}", "127.0.0.1", "::1", [], {"GFLOW_HOST_ID": f"demo-{number}"})
+        Location(f"rank {number}", "127.0.0.1", {"GFLOW_HOST_ID": f"demo-{number}"})
         for number in range(RANKS)
     ]
     note = (
@@ -63,4 +65,4 @@ def loopback(reason: str) -> Place:
         "and exchange\nover loopback, which is far faster than a network: look at bytes and "
         "losses, not at times."
     )
-    return Place(made, "lo", RANKS, {"GFLOW_COMPRESS": "on"}, "Two ranks on loopback", note)
+    return Place(made, LOOPBACK, RANKS, {"GFLOW_COMPRESS": "on"}, "Two ranks on loopback", note)

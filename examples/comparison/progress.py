@@ -17,13 +17,13 @@ class Progress:
         self._live = sys.stdout.isatty()
         self._show("starting")
 
-    def hear(self, news: dict[str, Any]) -> None:
-        """Take what rank 0 tells after each step."""
-        step = news["step"]
+    def update(self, message: dict[str, Any]) -> None:
+        """Show what rank 0 tells after each step."""
+        step = message["step"]
         if self._live or step == 1 or step % max(1, self._steps // 3) == 0:
             self._show(
-                f"step {step}/{self._steps}, loss {news['loss']:.4f}, "
-                f"{news['seconds'] * 1e3:.0f} ms"
+                f"step {step}/{self._steps}, loss {message['loss']:.4f}, "
+                f"{message['seconds'] * 1e3:.0f} ms"
             )
 
     def done(self, text: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from comparison.methods import METHODS
 from comparison.processors import QUIET_SHARE
 from comparison.runs import SMOOTHING_STEPS, Result, Run
-from gflow.commands.table import render
+from gflow.bench.table import render
 
 #: The losses of the second table.
 LOSSES = (1.0, 0.3, 0.1, 0.03, 0.01)

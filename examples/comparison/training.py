@@ -6,10 +6,10 @@ It must never do anything between two steps that one method would pay for and an
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
-from gflow.commands.rank import Rank
+from gflow.bench.machine import sent_bytes
+from gflow.launch.rank import Rank
 
 #: What gflow counts, as far as this version of it does.
 _COUNTERS = ("gradient_bytes", "wire_bytes", "hidden_seconds", "exposed_seconds")
@@ -55,7 +55,7 @@ def train(
     settled_counters = _counters(backend)
     dist.barrier()
     start = time.perf_counter()
-    clock, sent = [0.0], [_sent_bytes(interface)]
+    clock, sent = [0.0], [sent_bytes(interface)]
     for step in range(1, steps + 1):
         images, labels = next(data)
         optimizer.zero_grad()
@@ -64,7 +64,7 @@ def train(
         optimizer.step()
         losses.append(loss.item())
         clock.append(time.perf_counter() - start)
-        sent.append(_sent_bytes(interface))
+        sent.append(sent_bytes(interface))
         if step == settling_steps:
             settled_counters = _counters(backend)
         if rank.number == 0:
@@ -87,11 +87,6 @@ def train(
         "test_accuracy": test_accuracy,
         "counters": counters,
     }
-
-
-def _sent_bytes(interface: str) -> int:
-    """Bytes that this interface has sent so far, headers and repeated packets included."""
-    return int(Path(f"/sys/class/net/{interface}/statistics/tx_bytes").read_text())
 
 
 def _counters(backend: str) -> dict[str, float]:

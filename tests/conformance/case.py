@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from gflow.launch.child import die_with_parent
+
 from . import ranks
 
 
@@ -80,7 +82,7 @@ def become_case(suite: type[unittest.TestCase], name: str, verdict: Path, log: P
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        ranks.end_with_parent()
+        die_with_parent()
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(output, 1)
         os.dup2(output, 2)

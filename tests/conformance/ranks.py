@@ -16,8 +16,6 @@ import multiprocessing.context
 import os
 import signal
 
-PR_SET_PDEATHSIG = 1
-
 
 class ForkedRank(multiprocessing.context.ForkProcess):
     """A rank forked from the test's process, with a spawned rank's beginning and end."""
@@ -32,11 +30,6 @@ class ForkedRank(multiprocessing.context.ForkProcess):
         # A forked process would now leave by os._exit, without finalization.
         ctypes.pythonapi.Py_Exit(ctypes.c_int(code))
         return code
-
-
-def end_with_parent() -> None:
-    """Asks the kernel to kill this process when its parent dies, however that happens."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def show_stacks_when_asked() -> None:

@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch.testing._internal import common_distributed
 
+from gflow.launch.child import die_with_parent
+
 from . import gates, ranks
 
 module = gates.load(os.environ["BACKEND"])
@@ -36,7 +38,7 @@ class BackendSuite(module.TestDistBackend, module.DistributedTest._DistTestBase)
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, pipe: Any, **kwargs: Any) -> None:
-        ranks.end_with_parent()
+        die_with_parent()
         ranks.show_stacks_when_asked()
         # A spawned rank imports the module anew and so reads this test's own rendezvous file; a
         # forked one must look again, or it would meet the ranks of an earlier test.

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gflow.launch.namespaces import Network, why_not
 from tests.ddp.models import WIDTH, WithUnusedLayer, batch, loss_of, perceptron
-from tests.hosts.network import Network, why_not
 from tests.hosts.running import Ranks, line_with, say
 from tests.ranks import Team
 from tests.ranks.membership import rendezvous

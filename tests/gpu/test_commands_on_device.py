@@ -10,9 +10,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gflow.commands import contenders, selftest
-from gflow.commands.ddp.contenders import Replica
-from gflow.commands.rank import Rank
+from gflow.bench.allreduce import contenders
+from gflow.bench.ddp.contenders import Replica
+from gflow.cli import selftest
+from gflow.launch.rank import Rank
 from gflow.registration import register
 from tests.gpu import jobs
 from tests.gpu.jobs import NAME
@@ -26,10 +27,10 @@ def free_port() -> int:
 
 
 def as_command(rank: int, world: int, port: int) -> Rank:
-    """The environment in which `gflow.commands.ranks` starts a rank."""
+    """The environment in which `gflow.launch.ranks` starts a rank."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
-    return Rank(rank, world, lambda news: None)
+    return Rank(rank, world, lambda message: None)
 
 
 def examine(rank: int, world: int, chosen: jobs.Chosen, port: int) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def race(rank: Rank) -> dict[str, Any]:
     dist.init_process_group("gloo")
     try:
         reducing = contenders.make("gflow", rank, {"device": NAME})
-        reducing.take_size(4096)
+        reducing.set_size(4096)
         seen: dict[str, Any] = {"all_reduce": len(reducing.turn(1, 2))}
         plan = {"model": "resnet50", "image": 64, "batch": 1, "bucket_view": True, "hosts": 1}
         plan |= {"density": 0.1, "fusion_bytes": None, "device": NAME}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.hosts.network import Network, why_not
+from gflow.launch.namespaces import Network, why_not
 
 # What repeats a case on another layout: `make test` leaves it out, `make thorough` runs it.
 _REPEATS = re.compile(

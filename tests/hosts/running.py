@@ -13,13 +13,17 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.hosts.network import Host
-from tests.ranks import ScriptRank, ScriptRun, leash
-from tests.ranks.script import ScriptProcess, free_port, script_environment
+from gflow.launch import ranks
+from gflow.launch.namespaces import Host
+from gflow.launch.process import THIS_MACHINE
+from tests.ranks import ScriptRank, ScriptRun
+from tests.ranks.script import script_run, script_variables
+from tests.ranks.strays import kill_strays, new_tag
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,35 +47,16 @@ class Ranks:
         arguments: Sequence[str] = (),
         master: str | None = None,
     ) -> None:
-        self._tag = leash.new_tag()
-        self._open = True
-        self.processes: list[ScriptProcess] = []
-        first = places[0]
-        rendezvous = {
-            "WORLD_SIZE": str(len(places)),
-            "MASTER_ADDR": master or (first.ipv4() if first else "127.0.0.1"),
-            "MASTER_PORT": str(free_port()),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(
-                ":"
-            ),
-        }
-        command = [sys.executable, "-m", module, *arguments]
-        try:
-            for rank, host in enumerate(places):
-                own = {
-                    name: value if isinstance(value, str) else value[rank]
-                    for name, value in (env or {}).items()
-                }
-                environment = script_environment(self._tag, rendezvous) | {
-                    "RANK": str(rank),
-                    **{name: value for name, value in own.items() if value is not None},
-                }
-                self.processes.append(
-                    ScriptProcess(rank, host.command(command) if host else command, environment)
-                )
-        except BaseException:
-            self.close()
-            raise
+        self._tag = new_tag()
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        self._ranks = ranks.Ranks(
+            [sys.executable, "-m", module, *arguments],
+            # A test says itself which variables its ranks have.
+            [replace(host.location, variables={}) if host else THIS_MACHINE for host in places],
+            variables=script_variables(self._tag) | {"PYTHONPATH": path} | dict(env or {}),
+            master=master,
+        )
+        self.processes = self._ranks.processes
 
     def __enter__(self) -> Ranks:
         return self
@@ -88,48 +73,35 @@ class Ranks:
         """Waits until each rank has said a line with this field."""
         __tracebackhide__ = True
         end = time.monotonic() + timeout_s
-        waiting = list(self.processes)
-        while waiting := [
-            process
-            for process in waiting
-            if not any(word in line for line in lines_of(process.output_so_far()))
-        ]:
-            gone = [process for process in waiting if process.has_ended()]
+        waiting = dict(enumerate(self.processes))
+        while waiting := {
+            rank: process
+            for rank, process in waiting.items()
+            if not any(word in line for line in lines_of(process.output()))
+        }:
+            gone = [rank for rank, process in waiting.items() if process.exit_code() is not None]
             if gone or time.monotonic() > end:
                 why = "ended before" if gone else "had not come to it at the deadline"
-                names = [process.rank for process in gone or waiting]
-                raise AssertionError(f"rank {names} {why}: {word}\n{self._end(end).story()}")
+                names = gone or list(waiting)
+                story = script_run(self.processes, self._tag, end).story()
+                raise AssertionError(f"rank {names} {why}: {word}\n{story}")
             time.sleep(0.02)
 
     def signal(self, rank: int, number: signal.Signals) -> float:
         """Sends a signal to one rank; gives the time at which it was sent."""
         now = time.monotonic()
-        os.kill(self.processes[rank].pid, number)
+        self.processes[rank].signal(number)
         return now
 
     def ended(self, timeout_s: float = 60.0, but: Sequence[int] = ()) -> ScriptRun:
         """How the ranks end, each by the deadline. Those in `but` are not waited for: they are
         killed when the others have ended."""
-        return self._end(time.monotonic() + timeout_s, but)
+        return script_run(self.processes, self._tag, time.monotonic() + timeout_s, but)
 
     def close(self) -> None:
         """Kills whatever still runs."""
-        if self._open:
-            self._open = False
-            for process in self.processes:
-                process.kill()
-            leash.kill_strays(self._tag, grace_s=0.0)
-
-    def _end(self, end: float, but: Sequence[int] = ()) -> ScriptRun:
-        ranks: dict[int, ScriptRank] = {}
-        for process in self.processes:
-            if process.rank not in but:
-                ranks[process.rank] = process.ended(end)
-        for rank in but:
-            self.processes[rank].kill()
-            ranks[rank] = self.processes[rank].ended(end)
-        left = leash.kill_strays(self._tag)
-        return ScriptRun([ranks[process.rank] for process in self.processes], left)
+        self._ranks.close()
+        kill_strays(self._tag, grace_s=0.0)
 
 
 def lines_of(output: str) -> list[dict[str, Any]]:

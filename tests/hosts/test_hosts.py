@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from gflow.launch.namespaces import Network, why_not
 from tests.backends import BACKENDS
 from tests.hosts.checks import CHECKS, FEW, ROUGH
-from tests.hosts.network import Network, why_not
 from tests.hosts.running import Ranks, line_with, lines_of
 from tests.ranks import ScriptRun
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.network import Host, Network, why_not
+from gflow.launch.namespaces import Host, Network, why_not
 from tests.hosts.running import ROOT, eventually
-from tests.ranks import leash
+from tests.ranks.strays import TAG_VARIABLE, new_tag, strays
 
 
 def reaches(host: Host, address: str) -> bool:
@@ -95,18 +95,18 @@ def test_the_machine_itself_keeps_its_interfaces(hosts: Callable[..., Network]) 
 def test_nothing_of_a_network_stays_whatever_ends_its_maker(end: str) -> None:
     if why_not():
         pytest.skip(why_not())
-    tag = leash.new_tag()
+    tag = new_tag()
     program = f"""
 import os
-from tests.hosts.network import Network
+from gflow.launch.namespaces import Network
 network = Network(2)
-print(*[os.readlink(f"/proc/{{host._space.pid}}/ns/net") for host in network.hosts], flush=True)
+print(*[os.readlink(f"/proc/{{host._namespace.pid}}/ns/net") for host in network.hosts], flush=True)
 {end}
 """
     ended = subprocess.run(
         [sys.executable, "-c", program],
         cwd=ROOT,
-        env={**os.environ, leash.TAG_VARIABLE: tag},
+        env={**os.environ, TAG_VARIABLE: tag},
         capture_output=True,
         text=True,
         timeout=30,
@@ -114,5 +114,5 @@ print(*[os.readlink(f"/proc/{{host._space.pid}}/ns/net") for host in network.hos
     )
     made = set(ended.stdout.split())
     assert len(made) == 2, ended.stderr
-    assert eventually(lambda: not leash.strays(tag))
+    assert eventually(lambda: not strays(tag))
     assert not made & namespaces()

@@ -3,10 +3,11 @@
 It must never hide a rank's own words: traceback, stacks and output are shown in full.
 """
 
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from gflow.launch.process import signal_name
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,6 @@ class Silent:
 
 
 Outcome = Returned | Raised | Died | Silent
-
-
-def signal_name(exit_code: int) -> str | None:
-    """The name of the signal behind a negative exit code, as subprocess reports it."""
-    if exit_code >= 0:
-        return None
-    try:
-        return signal.Signals(-exit_code).name
-    except ValueError:
-        return f"signal {-exit_code}"
 
 
 def exit_text(exit_code: int) -> str:

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tests.ranks import leash
 from tests.ranks.case import DEADLINE_S, Case, Group, pack
 from tests.ranks.outcome import Outcome, RanksFailed, Returned
 from tests.ranks.rank import Rank
+from tests.ranks.strays import kill_strays, new_tag
 
 # Once one rank has failed, the others get this long to tell their side before they are asked for
 # their stacks: mostly they wait for the one that failed.
@@ -28,7 +28,7 @@ class Pool:
     """Ranks that are started when first needed and replaced when they are lost."""
 
     def __init__(self) -> None:
-        self.tag = leash.new_tag()
+        self.tag = new_tag()
         self._ranks: list[Rank] = []
         self._names = count()
         self._store: dist.TCPStore | None = None
@@ -51,7 +51,7 @@ class Pool:
         for rank in self._ranks:
             rank.end()
         self._ranks = []
-        left = leash.kill_strays(self.tag)
+        left = kill_strays(self.tag)
         problems = [f"rank {index}: {problem}" for index, problem in ends if problem]
         if left:
             problems.append(f"processes that had to be killed: {left}")

@@ -6,18 +6,17 @@ It must never be used after `end`, and never reap its process before the group i
 import contextlib
 import os
 import pickle
-import socket
-import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from tests.ranks import leash
+from gflow.launch.process import Process
+from gflow.launch.rank import STACKS_SIGNAL
 from tests.ranks.case import Case
 from tests.ranks.outcome import Died, Outcome, Raised, Returned, Silent, exit_text
+from tests.ranks.strays import TAG_VARIABLE
 
 # Importing torch takes two seconds alone, and much longer beside a compiler.
 _START_S = 180.0
@@ -29,28 +28,19 @@ class Rank:
     """A living process that runs one case at a time."""
 
     def __init__(self, tag: str) -> None:
-        ours, theirs = socket.socketpair()
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the rank)
         self._seen = 0
-        environment = dict(os.environ)
-        environment[leash.TAG_VARIABLE] = tag
-        environment["OMP_NUM_THREADS"] = "1"
-        root = str(Path(__file__).resolve().parents[2])
-        environment["PYTHONPATH"] = os.pathsep.join(
-            [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        )
-        self._process = subprocess.Popen(
-            leash.leashed([sys.executable, "-m", "tests.ranks.worker", str(theirs.fileno())]),
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=self._output,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-            env=environment,
-            cwd=root,
-        )
-        theirs.close()
-        self.conversation = Connection(ours.detach())
+        root = Path(__file__).resolve().parents[2]
+        environment = os.environ | {
+            TAG_VARIABLE: tag,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]).rstrip(
+                os.pathsep
+            ),
+        }
+        command = [sys.executable, "-m", "tests.ranks.worker"]
+        self._process = Process(command, environment, has_channel=True, folder=root)
+        assert self._process.channel is not None
+        self.conversation = Connection(self._process.channel.detach())
         # Tells of the death even while a grandchild holds the other end of the conversation.
         self.death = os.pidfd_open(self._process.pid)
         self._ready = False
@@ -63,7 +53,7 @@ class Rank:
     @property
     def ended(self) -> bool:
         """Whether `end` has been called."""
-        return self._process.returncode is not None
+        return self._process.is_killed
 
     def is_alive(self) -> bool:
         return not wait([self.death], timeout=0)
@@ -84,7 +74,7 @@ class Rank:
 
     def send(self, case: Case) -> None:
         """Gives the process its case; `answer` is due next."""
-        self._seen = self._output_size()
+        self._seen = self._process.output_size()
         self._asked += 1
         with contextlib.suppress(OSError):  # it is dead, which `answer` will say
             self.conversation.send_bytes(pickle.dumps((self._asked, case)))
@@ -115,13 +105,13 @@ class Rank:
 
     def silence(self, rank: int, after_s: float) -> Silent:
         """Asks for the stacks, ends the process, and says that it had not answered."""
-        before = self._output_size()
-        os.kill(self._process.pid, leash.STACKS_SIGNAL)
+        before = self._process.output_size()
+        self._process.signal(STACKS_SIGNAL)
         end = time.monotonic() + _STACKS_S
         size = before
         while time.monotonic() < end:
             time.sleep(0.1)
-            if (now := self._output_size()) > before and now == size:
+            if (now := self._process.output_size()) > before and now == size:
                 break
             size = now
         output = self.output()
@@ -131,15 +121,14 @@ class Rank:
     def end(self) -> int:
         """Kills the process and its children if they still run; gives the exit code."""
         if not self.ended:
-            leash.kill_process_group(self._process.pid)
-            self._process.wait()
+            self._process.kill()
             self.conversation.close()
             os.close(self.death)
-        return self._process.returncode
+        return self._process.kill()
 
     def dismiss(self) -> str | None:
         """Lets the process end in its own way, as a script would; what was wrong with its end."""
-        self._seen = self._output_size()
+        self._seen = self._process.output_size()
         self.conversation.close()
         if not wait([self.death], timeout=_GOODBYE_S if self._ready else 0):
             # One that has not even finished its imports has nothing to tell.
@@ -149,9 +138,4 @@ class Rank:
 
     def output(self) -> str:
         """What the process has written since its case began."""
-        return os.pread(self._output.fileno(), self._output_size() - self._seen, self._seen).decode(
-            errors="replace"
-        )
-
-    def _output_size(self) -> int:
-        return os.fstat(self._output.fileno()).st_size
+        return self._process.output(self._seen)

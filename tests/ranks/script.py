@@ -6,8 +6,6 @@ It must never share a process with another case, and never leave one running.
 
 import os
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -16,8 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.ranks import leash
-from tests.ranks.outcome import exit_text, signal_name
+from gflow.launch.process import THIS_MACHINE, Process, signal_name
+from gflow.launch.ranks import Ranks
+from tests.ranks.outcome import exit_text
+from tests.ranks.strays import TAG_VARIABLE, kill_strays, new_tag
 
 _STACKS_S = 3.0
 
@@ -77,107 +77,55 @@ def run_script(
 ) -> ScriptRun:
     """Runs a script (a path, or its source) once per rank, with RANK, WORLD_SIZE, MASTER_ADDR and
     MASTER_PORT set, or all ranks under one torchrun (then there is one exit code)."""
-    tag = leash.new_tag()
+    tag = new_tag()
+    variables = script_variables(tag, env)
     with tempfile.TemporaryDirectory() as folder:
         path = script if isinstance(script, Path) else _written(script, Path(folder))
-        environment = script_environment(tag, env)
         if torchrun:
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
             command += [f"--nproc-per-node={world_size}", str(path), *arguments]
-            processes = [ScriptProcess(0, command, environment)]
-        else:
-            rendezvous = {
-                "WORLD_SIZE": str(world_size),
-                "LOCAL_WORLD_SIZE": str(world_size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(free_port()),
-            }
-            processes = [
-                ScriptProcess(
-                    rank,
-                    [sys.executable, str(path), *arguments],
-                    {**environment, **rendezvous, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                )
-                for rank in range(world_size)
-            ]
-        try:
-            end = time.monotonic() + timeout_s
-            ranks = [process.ended(end) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-            left = leash.kill_strays(tag)
-    return ScriptRun(ranks, left)
-
-
-class ScriptProcess:
-    """One rank of a script, while it runs."""
-
-    def __init__(self, rank: int, command: list[str], environment: dict[str, str]) -> None:
-        self.rank = rank
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
-        self._process = subprocess.Popen(
-            leash.leashed(command),
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=self._output,
-            start_new_session=True,
-            env=environment,
-        )
-
-    def ended(self, end: float) -> ScriptRank:
-        """Waits for the process, until `end` on the monotonic clock."""
-        timed_out = False
-        try:
-            self._process.wait(max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            timed_out = True
-            # PYTHONFAULTHANDLER makes Python show all its stacks on this signal.
-            self._process.send_signal(signal.SIGABRT)
+            process = Process(command, os.environ | {"OMP_NUM_THREADS": "1"} | variables)
             try:
-                self._process.wait(_STACKS_S)
-            except subprocess.TimeoutExpired:
-                self.kill()
-        self._output.seek(0)
-        output = self._output.read().decode(errors="replace")
-        return ScriptRank(self.rank, self._process.returncode, output, timed_out)
+                return script_run([process], tag, time.monotonic() + timeout_s)
+            finally:
+                process.kill()
+        command = [sys.executable, str(path), *arguments]
+        with Ranks(command, [THIS_MACHINE] * world_size, variables=variables) as ranks:
+            return script_run(ranks.processes, tag, time.monotonic() + timeout_s)
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
-    def has_ended(self) -> bool:
-        # Not reaped: until it is, its number cannot belong to anybody else.
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+def script_run(
+    processes: Sequence[Process], tag: str, end: float, but: Sequence[int] = ()
+) -> ScriptRun:
+    """Waits for the ranks, each until `end` on the monotonic clock. Those in `but` are not waited
+    for: they are killed when the others have ended."""
+    ranks: dict[int, ScriptRank] = {}
+    for rank, process in enumerate(processes):
+        if rank not in but:
+            ranks[rank] = _ended(rank, process, end)
+    for rank in but:
+        processes[rank].kill()
+        ranks[rank] = _ended(rank, processes[rank], end)
+    return ScriptRun([ranks[rank] for rank in range(len(processes))], kill_strays(tag))
 
-    def output_so_far(self) -> str:
-        file = self._output.fileno()
-        # Read at a place, because the process writes where the file stands.
-        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
-    def kill(self) -> None:
-        if self._process.returncode is None:
-            leash.kill_process_group(self._process.pid)
-            self._process.wait()
+def _ended(rank: int, process: Process, end: float) -> ScriptRank:
+    code = process.wait(end)
+    timed_out = code is None
+    if code is None:
+        # PYTHONFAULTHANDLER makes Python show all its stacks on this signal.
+        process.signal(signal.SIGABRT)
+        code = process.wait(time.monotonic() + _STACKS_S)
+    return ScriptRank(rank, process.kill() if code is None else code, process.output(), timed_out)
+
+
+def script_variables(tag: str, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What every script has in its environment, beside the test's own."""
+    own = {TAG_VARIABLE: tag, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
+    return own | dict(extra or {})
 
 
 def _written(source: str, folder: Path) -> Path:
     path = folder / "script.py"
     path.write_text(textwrap.dedent(source))
     return path
-
-
-def script_environment(tag: str, extra: Mapping[str, str] | None) -> dict[str, str]:
-    environment = dict(os.environ)
-    environment[leash.TAG_VARIABLE] = tag
-    environment["OMP_NUM_THREADS"] = "1"
-    environment["PYTHONFAULTHANDLER"] = "1"
-    environment["PYTHONUNBUFFERED"] = "1"
-    environment.update(extra or {})
-    return environment
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

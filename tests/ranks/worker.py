@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 
-from tests.ranks import leash, membership
+from gflow.launch.rank import STACKS_SIGNAL
+from tests.ranks import membership
 from tests.ranks.case import Case
 
 
 def main() -> None:
     """Runs cases until the harness closes the conversation."""
     faulthandler.enable(all_threads=True)
-    faulthandler.register(leash.STACKS_SIGNAL, all_threads=True, chain=False)
+    faulthandler.register(STACKS_SIGNAL, all_threads=True, chain=False)
     torch.set_num_threads(1)
     conversation = Connection(int(sys.argv[1]))
     conversation.send_bytes(b"ready")
