@@ -21,9 +21,6 @@ use std::time::{Duration, Instant};
 /// An operation has a timeout of its own; this one only keeps sums of times from overflowing.
 const NO_LIMIT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// A wait for the other ranks that is worth a record in the log.
-const SLOW: Duration = Duration::from_secs(1);
-
 /// A collective that is not complete, apart from what it needs to run.
 pub struct PendingCollective {
     pub seq: u64,
@@ -94,7 +91,7 @@ impl<'a> Run<'a> {
 
     /// Exchanges and completes all gradients that are held or under way.
     pub fn flush(&mut self) -> Result<()> {
-        let GroupCore { fabric, gradients } = &mut *self.core;
+        let GroupCore { fabric, gradients, .. } = &mut *self.core;
         let outcome = gradients.flush(fabric);
         self.finish_gradients(outcome)
     }
@@ -133,13 +130,7 @@ impl<'a> Run<'a> {
         deadline: Instant,
     ) -> Result<Agreed> {
         let CollectiveInfo { seq, call } = info;
-        let start = log::log_enabled!(log::Level::Info).then(Instant::now);
-        let agreed =
-            agree(&mut self.core.fabric, &self.shared.labels, *seq, call, tensor, deadline)?;
-        if let Some(waited) = start.map(|start| start.elapsed()).filter(|waited| *waited >= SLOW) {
-            log::info!("{} #{seq} waited {waited:.1?} for the other ranks", call.view);
-        }
-        Ok(agreed)
+        agree(&mut self.core.fabric, &self.shared.labels, *seq, call, tensor, deadline)
     }
 
     /// Carries out a collective by the engine's own plan.
@@ -151,7 +142,7 @@ impl<'a> Run<'a> {
         deadline: Instant,
     ) -> Result<()> {
         let (shared, compresses) = (self.shared, self.core.gradients.compresses());
-        let GroupCore { fabric, gradients } = &mut *self.core;
+        let GroupCore { fabric, gradients, .. } = &mut *self.core;
         let call = &job.info.call;
         let fits = plan.bytes(memory) <= fabric.inline_bytes();
         let to_show = plan.to_show(memory, fabric.rank());
@@ -166,7 +157,7 @@ impl<'a> Run<'a> {
         let start = Instant::now();
         let agreed = self.agree(&job.info, tensor, deadline)?;
         if let Some(bucket) = agreed.bucket.filter(|_| compresses) {
-            let GroupCore { fabric, gradients } = &mut *self.core;
+            let GroupCore { fabric, gradients, .. } = &mut *self.core;
             gradients.counters().add_seconds(Stage::Agree, start.elapsed().as_secs_f64());
             let view = &job.info.call.view;
             let (Plan::AllReduce(reducer), Some(element)) = (plan, view.dtype.element()) else {
@@ -236,7 +227,7 @@ impl<'a> Run<'a> {
         tensor: Tensor,
         ticket: GradientTicket,
     ) -> Result<()> {
-        let GroupCore { fabric, gradients } = &mut *self.core;
+        let GroupCore { fabric, gradients, .. } = &mut *self.core;
         let outcome = gradients.exchange(fabric, bucket, tensor, ticket);
         if let Some(started) = gradients.take_compression_started() {
             self.shared.announce(started);
@@ -261,6 +252,7 @@ impl<'a> Run<'a> {
 
     /// Has the inner backend carry out a collective that the ranks have agreed on.
     fn perform_inner(&mut self, job: Job, agreed: &Agreed, done: &Arc<Interrupt>) -> Result<()> {
+        self.core.log_inner(&job.info.call.view);
         self.flush()?;
         let shared = self.shared;
         let explain = |failure| shared.explain(failure, &job.info);
@@ -314,6 +306,6 @@ impl<'a> Run<'a> {
 
 /// What a gradient is exchanged with: what it is, and what the engine needs back.
 fn into_ticket(job: Job, agreed: &Agreed) -> (Arc<CollectiveInfo>, GradientTicket) {
-    let Job { info, operation, device } = job;
-    (Arc::new(info), GradientTicket { operation, is_gradient: agreed.gradient, _device: device })
+    let Job { info, operation, .. } = job;
+    (Arc::new(info), GradientTicket { operation, is_gradient: agreed.gradient })
 }

@@ -4,10 +4,10 @@ use super::activity::Activity;
 use super::blocking_pool::BlockingPool;
 use super::operation::Operation;
 use super::queue::{Job, Queue};
-use crate::collective::call::CollectiveKind;
+use crate::collective::call::{CollectiveKind, View};
 use crate::collective::fabric::Fabric;
 use crate::error::Error;
-use crate::gradients::{self, CompressionStarted, DeviceTicket, Devices};
+use crate::gradients::{self, CompressionStarted, Devices};
 use crate::observe::counters::Counters;
 use crate::observe::gradient_counters::GradientCounters;
 use crate::observe::overlap::OverlapTimer;
@@ -26,14 +26,25 @@ pub struct GradientTicket {
     pub operation: Arc<dyn Operation>,
     /// Whether the ranks agreed that it is a gradient bucket, for the counters.
     pub is_gradient: bool,
-    /// Kept until the exchange is complete.
-    pub _device: Option<Box<DeviceTicket>>,
 }
 
 /// What the thread that runs a collective has locked.
 pub struct GroupCore {
     pub fabric: Fabric,
     pub gradients: Gradients,
+    /// The kinds of collective that went to the inner backend: each is logged once.
+    inner_kinds: u32,
+}
+
+impl GroupCore {
+    /// Logs the first collective of each kind that the engine leaves to the inner backend.
+    pub fn log_inner(&mut self, view: &View) {
+        let kind = 1 << view.kind as u32;
+        if self.inner_kinds & kind == 0 {
+            self.inner_kinds |= kind;
+            log::info!("{view} is left to the inner backend");
+        }
+    }
 }
 
 pub struct Shared {
@@ -63,7 +74,7 @@ impl Shared {
         Shared {
             queue: Queue::default(),
             gradient_counters: gradients.counters().clone(),
-            core: Mutex::new(GroupCore { fabric, gradients }),
+            core: Mutex::new(GroupCore { fabric, gradients, inner_kinds: 0 }),
             labels,
             rank,
             counters: Counters::new(CollectiveKind::ALL.len()),
@@ -125,8 +136,8 @@ impl Shared {
 
     /// Takes no more operations and completes all that are pending with `error`.
     pub fn fail(&self, error: &Error) {
-        if !self.has_failed() {
-            log::info!("the group has ended: {error}");
+        if self.queue.check_open().is_ok() {
+            log::info!("the group has failed: {error}");
         }
         self.queue.fail(error.clone());
         for Job { info, operation, .. } in self.queue.drain() {

@@ -9,20 +9,19 @@ use crate::gradients::BucketState;
 use std::time::Duration;
 
 impl Engine {
-    /// What is kept of a bucket. If that is on a device, waits for the device and watches the peers
-    /// meanwhile.
+    /// The state of a bucket. If it is on a device, waits for the device and checks the peers meanwhile.
     pub fn bucket_state(&self, number: u32, limit: Duration) -> Result<BucketState> {
         self.fence(limit)?;
-        // Before locking the front: while it is locked, nobody can watch the peers.
+        // Before locking the core: while it is locked, the watchdog cannot check the peers.
         self.shared.devices.watchdog.wait_idle(limit);
         self.with_gradients(limit, |gradients| gradients.state_of(number, limit))?
             .map_err(|fault| self.device_error("saving what is kept of a bucket", fault))
     }
 
-    /// Puts back what a bucket kept when its state was saved.
+    /// Replaces the state of a bucket by one that was saved.
     pub fn load_bucket(&self, number: u32, state: BucketState, limit: Duration) -> Result<()> {
         if state.residual.iter().chain(&state.velocity).any(|value| !value.is_finite()) {
-            // It would stay for ever, and keep its chunk from ever being sent.
+            // It would stay forever, and keep its chunk from ever being sent.
             let what = format!("gflow: the state of bucket {number} has infinity or NaN in it");
             return Err(Error::Operation(what));
         }

@@ -29,7 +29,7 @@ pub fn serve(shared: &Shared) {
         }
     };
     shared.core().fabric.say_goodbye(goodbye);
-    log::debug!("the group is closed");
+    log::info!("the group is closed");
 }
 
 /// Runs a job that was taken from the queue.

@@ -2,6 +2,7 @@
 //! yet), and the velocity if the engine has taken over the momentum. Both cover this rank's shard only,
 //! and hold finite numbers only.
 
+use super::config::Treatment;
 use super::state_buffer::{Location, StateBuffer};
 use crate::codec::Momentum;
 use crate::cuda;
@@ -16,6 +17,8 @@ pub struct Bucket {
     /// Empty until there is momentum.
     pub velocity: StateBuffer,
     backup: Backup,
+    /// How it was exchanged last, to log changes only.
+    was_compressed: Option<bool>,
 }
 
 /// A bucket's state in host memory, as it is saved and loaded.
@@ -59,6 +62,20 @@ impl Bucket {
     pub fn state(&self, limit: Duration) -> cuda::Result<BucketState> {
         let (residual, velocity) = (self.residual.to_host(limit)?, self.velocity.to_host(limit)?);
         Ok(BucketState { step: self.step, residual, velocity })
+    }
+
+    /// Logs how it is exchanged, if that has changed.
+    pub fn log_treatment(&mut self, number: u32, treatment: Treatment) {
+        let is_compressed = matches!(treatment, Treatment::Compressed { .. });
+        if self.was_compressed.replace(is_compressed) == Some(is_compressed) {
+            return;
+        }
+        match treatment {
+            Treatment::Compressed { density } => {
+                log::info!("bucket {number} is compressed: {density} of its chunks are sent");
+            }
+            Treatment::Exact(why) => log::info!("bucket {number} is exchanged exactly: {why}"),
+        }
     }
 
     /// Whether its state has to move before it can be used at `location`.
@@ -127,7 +144,7 @@ impl Bucket {
 impl From<BucketState> for Bucket {
     fn from(BucketState { step, residual, velocity }: BucketState) -> Bucket {
         let (residual, velocity) = (StateBuffer::Host(residual), StateBuffer::Host(velocity));
-        Bucket { step, residual, velocity, backup: Backup::default() }
+        Bucket { step, residual, velocity, ..Bucket::default() }
     }
 }
 

@@ -3,6 +3,7 @@
 
 use crate::codec::{Momentum, Schedule, Wire};
 use crate::simd::element::Element;
+use std::fmt;
 
 /// DDP rebuilds its buckets after the first step, or with a static graph after the second. An exchange
 /// before that must not leave a residual: its bucket is never seen again.
@@ -21,6 +22,36 @@ pub struct CompressionConfig {
     pub fusion_bytes: usize,
 }
 
+/// How a bucket is exchanged in one step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Treatment {
+    /// This fraction of its chunks is sent, rounded to the type of the wire.
+    Compressed {
+        density: f64,
+    },
+    Exact(WhyExact),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WhyExact {
+    /// The group compresses nothing.
+    Off,
+    /// Its elements cannot be compressed.
+    ElementType,
+    /// The schedule begins with exact steps.
+    WarmUp,
+}
+
+impl fmt::Display for WhyExact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            WhyExact::Off => "compression is off",
+            WhyExact::ElementType => "its element type is never compressed",
+            WhyExact::WarmUp => "it is warming up",
+        })
+    }
+}
+
 /// What happens to gradients from the first compressed bucket on, to be told to the user.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompressionStarted {
@@ -34,13 +65,15 @@ pub struct CompressionStarted {
 }
 
 impl CompressionConfig {
-    /// The fraction of its chunks that a bucket sends in this step; `None` while all of it is exchanged
-    /// exactly.
-    pub fn density_at(&self, step: u64) -> Option<f64> {
-        if step < STEPS_UNTIL_STABLE {
-            return None;
+    /// How a bucket of this type is exchanged in this step.
+    pub fn treatment(&self, step: u64, element: Element) -> Treatment {
+        if !can_be_compressed(element) {
+            return Treatment::Exact(WhyExact::ElementType);
         }
-        self.schedule.density_at(step)
+        match self.schedule.density_at(step).filter(|_| step >= STEPS_UNTIL_STABLE) {
+            Some(density) => Treatment::Compressed { density },
+            None => Treatment::Exact(WhyExact::WarmUp),
+        }
     }
 
     /// Whether a chunk that is sent loses its velocity (momentum factor masking). A velocity needs some

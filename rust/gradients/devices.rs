@@ -56,9 +56,8 @@ impl Devices {
         }
         let queue = DeviceQueue::open(index as u32 + 1, device, stream)
             .and_then(|queue| self.watchdog.start(group).map(|()| Arc::new(queue)));
-        match &queue {
-            Ok(_) => log::info!("GPU {device} is open, as device {} of the group", index + 1),
-            Err(fault) => log::info!("GPU {device} cannot be opened: {fault}"),
+        if let Err(fault) = &queue {
+            log::info!("GPU {device} cannot be opened: {fault}");
         }
         match opened.get_mut(index) {
             Some(one) => one.queue = queue,

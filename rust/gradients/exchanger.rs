@@ -2,7 +2,9 @@
 //! All of it is the same wherever the gradients are; the stages themselves are an [`ExchangePath`].
 
 use super::bucket::Needed;
-use super::config::{CompressionConfig, CompressionStarted, can_be_compressed};
+use super::config::{
+    CompressionConfig, CompressionStarted, Treatment, WhyExact, can_be_compressed,
+};
 use super::exchange_path::{ExchangeContext, ExchangePath, ExchangePlan};
 use super::fused_bucket::FusedBucket;
 use super::paths::Paths;
@@ -44,10 +46,14 @@ impl Exchanger {
         self.config.as_ref()
     }
 
-    /// The fraction of a bucket's chunks to send in this step; `None` if it is exchanged exactly.
-    pub fn density_of(&self, bucket: &AgreedBucket, element: Element) -> Option<f64> {
-        let config = self.config.as_ref().filter(|_| can_be_compressed(element))?;
-        config.density_at(bucket.step)
+    /// How a bucket is exchanged in this step.
+    pub fn treatment_of(&mut self, bucket: &AgreedBucket, element: Element) -> Treatment {
+        let treatment = match &self.config {
+            Some(config) => config.treatment(bucket.step, element),
+            None => Treatment::Exact(WhyExact::Off),
+        };
+        self.store.entry(bucket.number).log_treatment(bucket.number, treatment);
+        treatment
     }
 
     /// What to tell the user when the first bucket is compressed.

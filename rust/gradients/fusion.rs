@@ -7,7 +7,7 @@
 //! Everything follows the order of the program, which is the same on every rank. Nothing here may depend
 //! on time, or on something that only one rank knows.
 
-use super::config::CompressionStarted;
+use super::config::{CompressionStarted, Treatment};
 use super::exchanger::Exchanger;
 use super::fused_bucket::FusedBucket;
 use super::tensor::Tensor;
@@ -97,7 +97,8 @@ impl<T> Fusion<T> {
         let info = tensor.info.clone();
         let failed = |failure| Failed { info: info.clone(), failure };
         let deadline = Instant::now() + info.call.timeout;
-        let Some(density) = exchanger.density_of(&bucket, tensor.element) else {
+        let Treatment::Compressed { density } = exchanger.treatment_of(&bucket, tensor.element)
+        else {
             let mut completed = self.flush(exchanger, fabric)?;
             exchanger.exchange_exactly(fabric, &bucket, &tensor, deadline).map_err(failed)?;
             completed.push(Completed { info, ticket });
