@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests import schedule
 from tests.backends import BACKENDS, GROUP_ENV
 from tests.ranks import Group, Pool, Team
 
@@ -17,6 +18,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "gflow_only(reason): what gflow promises and Gloo does not; other backends skip"
     )
+
+
+# Last, because pytest itself first sorts the cases by the parameters of session-wide fixtures.
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    files: dict[str, int] = {}
+    for item in items:
+        files.setdefault(str(item.path), len(files))
+    items.sort(key=lambda item: (schedule.position(item.nodeid), files[str(item.path)]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return schedule.scheduler(config, log) if config.getoption("dist") == "load" else None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

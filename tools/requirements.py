@@ -1,4 +1,4 @@
-"""Prints the packages of the optional dependencies named on the command line, one a line."""
+"""Prints the packages of the optional dependencies named on the command line, one per line."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def requirements(extra: str, pyproject: str) -> list[str]:
-    """The packages of one extra. tomllib is not in Python 3.10, and the list is one line."""
-    found = re.search(rf"^{extra} = \[(.*)\]$", pyproject, flags=re.MULTILINE)
+    """The packages of one extra. Found by its brackets: Python 3.10 has no tomllib."""
+    found = re.search(rf"^{re.escape(extra)} = \[(.*?)\]$", pyproject, re.MULTILINE | re.DOTALL)
     if found is None:
         sys.exit(f"no optional dependencies named {extra!r} in pyproject.toml")
     return re.findall(r'"([^"]+)"', found.group(1))

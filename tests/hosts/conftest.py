@@ -19,12 +19,6 @@ _REPEATS = re.compile(
     r"|claim_to_be_one|interface|cable_that_is_out|after_a_loss.*(bucket|stopped)"
 )
 
-_MEASURED: pytest.StashKey[list[str]] = pytest.StashKey()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_MEASURED] = []
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -50,14 +44,19 @@ def hosts() -> Iterator[Callable[..., Network]]:
 
 
 @pytest.fixture
-def measured(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Notes something for the summary at the end of the run; no test depends on it."""
-    name = request.node.nodeid.partition("::")[2]
-    return lambda text: request.config.stash[_MEASURED].append(f"{name}: {text}")
+def measured(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Notes a measurement for the summary at the end of the run; no test depends on it."""
+    return lambda text: record_property("measured", text)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    lines = terminalreporter.config.stash.get(_MEASURED, [])
+    lines = [
+        f"{report.nodeid.partition('::')[2]}: {text}"
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.getreports(outcome)
+        for name, text in report.user_properties
+        if name == "measured" and report.when == "call"
+    ]
     if lines:
         terminalreporter.section("measured, for information")
         for line in lines:
