@@ -1,9 +1,9 @@
 # Everything from a fresh clone: `make demo` and `make test` set up what they need, once.
 #
 #   make demo         train a small model on two hosts with Gloo, its fp16 hook and gflow, table and plot
-#   make test         Rust tests and models, Python tests, a part of PyTorch's own backend suite
-#   make thorough     the Python tests that repeat a case on other layouts of hosts (5 minutes)
-#   make conformance  all of PyTorch's own backend suite (about 5 minutes on two cores)
+#   make test         what a developer runs after a change (under 10 minutes on two cores)
+#   make thorough     what make test leaves out: slow tests, other layouts of hosts, all of PyTorch's suite
+#   make conformance  all of PyTorch's own backend suite
 #   make bench        compare gflow with Gloo, MPI and the memory's limit in one interleaved run
 #   make bench-ddp    a training step of AlexNet on two hosts at 1 Gbit/s (needs root)
 #   make bench-quality  does training end as well: two tasks, several densities and seeds
@@ -56,23 +56,29 @@ build: .venv/.built
 demo: build
 	$(BIN)/python examples/demo.py
 
+# Each stage says how long it took.
+STAGE = @$(BIN)/python tools/stage.py
+# Twice as many workers as cores: most tests wait for timeouts, or for processes that import torch.
+WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? 2 * cores : 8)))
+# What failed last time runs first.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --failed-first --durations=20
+LOOM = env RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=$(1) \
+	cargo test --locked --quiet --lib --target-dir target/loom model
+NVRTC = env GFLOW_CACHE=$(CURDIR)/target/kernels \
+	LD_LIBRARY_PATH="$$($(BIN)/python tools/nvrtc_folder.py)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" \
+	cargo test --profile quick --locked --quiet --lib -- --ignored nvrtc
+
 test: build
-	@echo "gflow: Rust tests"
-	cargo test --release --locked --quiet --lib
-	@echo "gflow: the CUDA kernels, compiled for every kind of GPU (no GPU is needed)"
-	GFLOW_CACHE=$(CURDIR)/target/kernels \
-		LD_LIBRARY_PATH="$$($(BIN)/python tools/nvrtc_folder.py)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" \
-		cargo test --release --locked --quiet --lib -- --ignored nvrtc
-	@echo "gflow: models of the code without locks (loom)"
-	LOOM_MAX_PREEMPTIONS=3 RUSTFLAGS="--cfg loom" \
-		cargo test --locked --quiet --lib --target-dir target/loom model
-	@echo "gflow: Python tests"
-	$(BIN)/python -m pytest
-	@echo "gflow: a part of PyTorch's own backend suite"
-	$(BIN)/python -m tests.conformance --quick
+	$(STAGE) "Rust tests" cargo test --profile quick --locked --quiet --lib
+	$(STAGE) "CUDA kernels, compiled for every kind of GPU (no GPU is needed)" $(NVRTC)
+	$(STAGE) "models of the lock-free code (loom)" $(call LOOM,3)
+	$(STAGE) "Python tests" $(PYTEST)
+	$(STAGE) "a part of PyTorch's own backend suite" $(BIN)/python -m tests.conformance --quick
 
 thorough: build
-	$(BIN)/python -m pytest -m thorough
+	$(STAGE) "Python tests that are slow or repeat a case on another layout" $(PYTEST) -m thorough
+	$(STAGE) "all of PyTorch's own backend suite" $(BIN)/python -m tests.conformance
+	$(STAGE) "Rust tests, compiled as they are shipped" cargo test --release --locked --quiet --lib
 
 conformance: build
 	$(BIN)/python -m tests.conformance

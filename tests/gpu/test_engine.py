@@ -35,10 +35,10 @@ def named_tests() -> list[str]:
     return names
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def program() -> Path:
     """The Rust tests, compiled as `make test` does."""
-    options = ["--release", "--locked", "--lib", "--no-run", "--message-format=json"]
+    options = ["--profile", "quick", "--locked", "--lib", "--no-run", "--message-format=json"]
     command = ["cargo", "test", *options]
     built = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
@@ -48,7 +48,7 @@ def program() -> Path:
     return Path(programs[0])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Where the stand-in and the compiler of kernels are, and a cache for what that makes."""
     try:
