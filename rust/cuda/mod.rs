@@ -16,7 +16,7 @@
 //! | `kernels/compile`, `norm_limit` | compiling them with NVRTC; the cap on norms |
 //! | **checked wrappers** | |
 //! | `safe/device`, `context`, `stream`, `event` | the driver's objects |
-//! | `safe/memory`, `pinned`, `device_slice` | device memory, pinned host memory, a typed address range |
+//! | `safe/memory`, `pinned` | device memory, owned or not; pinned host memory |
 //! | `safe/nccl`, `communicator` | NCCL's calls, and a non-blocking communicator |
 //! | `safe/nvrtc`, `disk_cache` | the compiler, and a cache for its output |
 //! | **raw tables** | |
@@ -34,6 +34,8 @@ mod kernels;
 mod safe;
 mod sys;
 mod watchdog;
+#[cfg(test)]
+mod watchdog_tests;
 
 #[cfg(test)]
 pub use exchange::hooks;
@@ -44,9 +46,8 @@ pub use exchange::{
 pub use findings::{Finding, probe};
 pub use safe::communicator::{Communicator, OnPoll, close_in_background};
 pub use safe::context::Context;
-pub use safe::device_slice::DeviceSlice;
 pub use safe::event::Event;
-pub use safe::memory::DeviceMemory;
+pub use safe::memory::{DeviceMemory, DeviceSlice};
 pub use safe::nccl::CommunicatorRank;
 pub use safe::stream::Stream;
 pub use sys::fault::{Fault, Result};

@@ -4,8 +4,7 @@
 use super::device_queue::DeviceQueue;
 use crate::codec::Momentum;
 use crate::cuda::kernels::{Argument, Float, Kernel, launch};
-use crate::cuda::safe::device_slice::DeviceSlice;
-use crate::cuda::safe::memory::DeviceMemory;
+use crate::cuda::safe::memory::{DeviceMemory, DeviceSlice};
 use crate::cuda::sys::fault::Result;
 use std::sync::Arc;
 use std::time::Duration;

@@ -11,7 +11,7 @@ use super::stages::Stages;
 use crate::codec::{Momentum, Wire};
 use crate::cuda::kernels::norm_limit;
 use crate::cuda::safe::communicator::{Communicator, OnPoll};
-use crate::cuda::safe::device_slice::DeviceSlice;
+use crate::cuda::safe::memory::DeviceSlice;
 use crate::cuda::sys::fault::Result;
 use crate::simd::element::Element;
 

@@ -3,7 +3,7 @@
 
 use super::device_queue::DeviceQueue;
 use crate::cuda::safe::communicator::{Communicator, OnPoll};
-use crate::cuda::safe::device_slice::DeviceSlice;
+use crate::cuda::safe::memory::DeviceSlice;
 use crate::cuda::safe::nccl::{Nccl, NcclTarget};
 use crate::cuda::sys::fault::Result;
 use std::ops::Range;

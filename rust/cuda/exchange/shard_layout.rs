@@ -5,7 +5,7 @@ use super::device_buffer::DeviceBuffer;
 use super::device_queue::DeviceQueue;
 use super::scratch::Scratch;
 use crate::codec::{ChunkGrid, Wire};
-use crate::cuda::safe::device_slice::DeviceSlice;
+use crate::cuda::safe::memory::DeviceSlice;
 use crate::cuda::sys::fault::{Fault, Result};
 
 /// The shard of a gradient bucket that this rank carries, on the device.

@@ -1,14 +1,13 @@
-// The kernels: rust/compress for gradients in the memory of a GPU, the same to the last bit.
+// The CUDA kernels: rust/codec for gradients in GPU memory, the same to the last bit.
 //
-// What each of them does, and why, is said in the file of the same name in rust/compress; here is
-// said only what a GPU makes different. All are bound by memory, so what counts is that every byte
-// goes once between DRAM and the chip, in whole lines.
+// rust/codec says what each stage does and why; here is only what a GPU makes different. All
+// kernels are bound by memory bandwidth, so each byte should cross between DRAM and the chip once,
+// in whole cache lines.
 //
-// NVRTC compiles this file for the device at hand (rust/cuda/compiler.rs) and
-// tests/gpu/host_kernels compiles it for the CPU, so it must include nothing and use of CUDA only
-// what the shim there has. A product and a sum must never be fused, nor a subnormal number be
-// flushed to zero: the CPU does neither. Launch shapes are in rust/cuda/kernels.rs, and the kernels
-// rely on them where they say so.
+// NVRTC compiles this file for the device (compile.rs), and tests/gpu/host_kernels compiles it for
+// the CPU. So it must include nothing, and may use only the CUDA features that the shim there has.
+// A product and a sum must never be fused, nor a subnormal flushed to zero: the CPU does neither.
+// Launch shapes are in launch.rs, and the kernels rely on them where they say so.
 
 typedef unsigned long long Elements;
 
@@ -24,8 +23,8 @@ struct BF16 {
 };
 
 #ifdef __CUDACC_RTC__
-// One instruction each, without cuda_fp16.h, which is not everywhere that NVRTC is. They round to
-// nearest, ties to even, and know subnormal numbers.
+// One instruction each. cuda_fp16.h would have them too, but is not installed wherever NVRTC is.
+// They round to nearest, ties to even, and handle subnormals.
 __device__ __forceinline__ unsigned short float_to_half(float number) {
   unsigned short bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(number));
@@ -55,7 +54,7 @@ __device__ __forceinline__ bool is_nan(float number) {
   return (__float_as_uint(number) & 0x7fffffffu) > 0x7f800000u;
 }
 
-// What differs between the types of a number in memory.
+// What differs between element types in memory.
 template <class T>
 struct Type;
 
@@ -76,11 +75,11 @@ struct Type<F16> {
 template <>
 struct Type<BF16> {
   static const bool is_exact = false;
-  // With integers: the instruction for it came only with sm_80.
+  // In integer arithmetic: the instruction exists only since sm_80.
   static __device__ __forceinline__ BF16 narrow(float number) {
     const unsigned bits = __float_as_uint(number);
-    // Just under half of the last place, and that place's own bit, make ties go to even. A NaN must
-    // not be rounded: the carry could go all through its exponent.
+    // Adding just under half a unit in the last place, plus that place's bit, rounds ties to even.
+    // A NaN must not be rounded: the carry could run through its exponent.
     const unsigned rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
     const unsigned quiet = bits | 0x00400000u;
     return BF16{static_cast<unsigned short>((is_nan(number) ? quiet : rounded) >> 16)};
@@ -88,7 +87,7 @@ struct Type<BF16> {
   static __device__ __forceinline__ float largest() { return bits_to_float(0x7f7f0000u); }
 };
 
-// The one NaN that is given to others. A GPU's own has other bits than a CPU's.
+// The NaN that is delivered to all ranks. GPUs and CPUs generate different ones.
 __device__ __forceinline__ float nan_for_all() { return bits_to_float(0x7fc00000u); }
 __device__ __forceinline__ float infinity() { return bits_to_float(0x7f800000u); }
 
@@ -97,13 +96,12 @@ __device__ __forceinline__ float larger(float a, float b) { return a > b ? a : b
 
 // --- memory --------------------------------------------------------------------------------------
 
-// A thread takes four elements at a time: of f32 these are the 16 bytes that one instruction can
-// move. Of 16-bit elements they are 8, but still whole lines for the threads of a warp together;
-// with eight of those at a time the f32 beside them, which are more bytes, would come in half
-// lines.
+// A thread moves four elements at a time. Of f32 that is 16 bytes, the most that one instruction
+// can move. Of 16-bit elements it is 8, but a warp still covers whole cache lines. Eight of those
+// at a time would split the accesses to the f32 data beside them, which is larger.
 const unsigned QUAD = 4;
 
-// Whether a quad at the start of this memory, and so each one after it, can be moved at once.
+// Whether the quads of this memory, counted from its start, can each be moved at once.
 template <class T>
 __device__ __forceinline__ bool is_aligned(const T* memory) {
   return reinterpret_cast<Elements>(memory) % (QUAD * sizeof(T)) == 0;
@@ -147,7 +145,7 @@ __device__ __forceinline__ void store_whole(T* to, const Quad& quad) {
       make_uint2(two_bits<T>(quad.of[0], quad.of[1]), two_bits<T>(quad.of[2], quad.of[3]));
 }
 
-// Four elements from `first` on, with zeros for those that are not among the `count`.
+// Loads four elements from `first` on, with zeros for those beyond `count`.
 template <class T>
 __device__ __forceinline__ Quad load(const T* from, bool aligned, unsigned first, unsigned count) {
   if (aligned && first + QUAD <= count) {
@@ -163,7 +161,7 @@ __device__ __forceinline__ Quad load(const T* from, bool aligned, unsigned first
   return quad;
 }
 
-// Stores those of the four that are among the `count`.
+// Stores those of the four that are not beyond `count`.
 template <class T>
 __device__ __forceinline__ void store(T* to, bool aligned, unsigned first, unsigned count,
                                       const Quad& quad) {
@@ -184,8 +182,8 @@ __device__ __forceinline__ void store(T* to, bool aligned, unsigned first, unsig
 const unsigned WARP = 32;
 const unsigned ALL_LANES = 0xffffffffu;
 
-// The sum over the lanes of a warp, in lane 0, by halves: the order of `total` in
-// rust/simd/lanes.rs.
+// The sum over the lanes of a warp, in lane 0. It halves the lanes at each step, in the order of
+// `total` in rust/simd/lanes.rs.
 __device__ __forceinline__ float total(float number) {
 #pragma unroll
   for (unsigned count = WARP / 2; count > 0; count /= 2) {
@@ -212,7 +210,7 @@ __device__ __forceinline__ float moved(float factor, float velocity, float gradi
   return factor * velocity + gradient;
 }
 
-// What stands for the gradient, given the new velocity.
+// What replaces the gradient, given the new velocity.
 __device__ __forceinline__ float corrected(float factor, bool nesterov, float velocity,
                                            float gradient) {
   return nesterov ? gradient + factor * velocity : velocity;
@@ -220,35 +218,35 @@ __device__ __forceinline__ float corrected(float factor, bool nesterov, float ve
 
 // --- accumulate ----------------------------------------------------------------------------------
 
-// A norm is a sum of 32 sums: the CPU has 32 lanes, and each adds every 32nd element, one after the
-// other. To come to the same bits these 32 chains of additions must be kept, so one warp adds up
-// all of a chunk, lane by lane. That is no hindrance: the block goes through its chunk by tiles;
-// all its threads calculate, and leave the magnitudes of a tile in shared memory, where the first
-// warp finds those of the residual and the second those of the gradient. What the tile after it
-// needs is on its way from memory meanwhile: adding up a tile takes less than 1000 cycles (4096 /
-// 32 additions one after the other), and the bytes of one take more than 2000 on every GPU of the
-// table in docs/gpu.md when all multiprocessors ask for theirs.
+// A norm is a sum of 32 partial sums: the CPU has 32 lanes, and each adds every 32nd element in
+// order. To get the same bits, these 32 chains of additions must be kept, so one warp adds up a
+// whole chunk, one chain per lane. That costs nothing: the block goes through its chunk in tiles.
+// All threads compute, and leave the magnitudes of a tile in shared memory; the first warp adds up
+// those of the residual and the second those of the gradient, while the loads for the next tile are
+// in flight. Adding up a tile takes less than 1000 cycles (4096 / 32 dependent additions), and
+// loading one takes more than 2000 on every GPU in the table in docs/gpu.md when all
+// multiprocessors load at once.
 //
-// Residual and velocity must stay as they were if anything in the chunk is infinite or NaN, and
-// that is known at its end only. So nothing of them is written before, and the new values wait in
-// registers: 16 quads of each thread, which is 32768 elements, the default chunk, for a block of
-// 512 threads. (A larger block has no more registers, only more threads that need some for
-// themselves.) What does not fit is read and calculated a second time: of larger chunks the
-// elements beyond those, and with momentum the residual (the registers hold the new velocity then)
-// and for Nesterov's the gradient; a block has read them last, so they should be in the
-// second-level cache still. So is what is not whole tiles or not aligned: too little, or too rare,
-// to be worth more code.
+// If anything in the chunk is infinite or NaN, residual and velocity must stay as they were, and
+// that is known only at the end of the chunk. So they are written only then, and the new values
+// wait in registers: 16 quads per thread, which for a block of 512 threads is 32768 elements, the
+// default chunk. (A larger block has no more registers, only more threads that need some for
+// themselves.) What does not fit is read and computed a second time: in larger chunks the elements
+// beyond those; with momentum the residual, because the registers hold the new velocity; with
+// Nesterov also the gradient. The block has read them last, so they should still be in the L2
+// cache. Partial tiles and unaligned chunks are computed twice as well: they are too small, or too
+// rare, to be worth more code.
 //
-// The block is of one size whatever the chunk, because every place is a constant then and needs no
-// register; with places from blockDim the compiler had to put 30 registers into memory.
+// The block has one size whatever the chunk, so that every offset is a constant and needs no
+// register. With offsets from blockDim the compiler spilled 30 registers.
 const unsigned ACCUMULATE_THREADS = 512;
 const unsigned QUADS_IN_TILE = 2;
 const unsigned TILE = ACCUMULATE_THREADS * QUAD * QUADS_IN_TILE;
 const unsigned KEPT_TILES = 8;
 static_assert(QUADS_IN_TILE == 2, "two are copied by name below");
 
-// What the threads of a block share: the magnitudes of a tile of residual and gradient, and at last
-// the sums of both.
+// Shared memory of a block: the magnitudes of a tile of residual and gradient, and at the end the
+// sums of both.
 struct alignas(QUAD * sizeof(float)) Shared {
   float magnitudes[2][TILE];
   float sums[2];
@@ -264,12 +262,12 @@ struct Accumulation {
   float factor;
   bool nesterov;
 
-  // What is read of four elements. The velocity is not looked at without momentum.
+  // What is loaded for four elements. The velocity is unused without momentum.
   struct Reading {
     Quad gradient, residual, velocity;
   };
 
-  // Where in a tile this thread's quad with this number is.
+  // The offset in a tile of this thread's quad with this number.
   static __device__ __forceinline__ unsigned place(unsigned quad) {
     return (quad * ACCUMULATE_THREADS + threadIdx.x) * QUAD;
   }
@@ -278,7 +276,7 @@ struct Accumulation {
     return gradient_aligned && residual_aligned && velocity_aligned;
   }
 
-  // Whether the gradient of kept tiles is needed a second time.
+  // Whether the gradient of kept tiles is read a second time.
   __device__ __forceinline__ bool needs_gradient_again() const { return MOVES && nesterov; }
 
   __device__ __forceinline__ Reading read(unsigned first) const {
@@ -309,7 +307,7 @@ struct Accumulation {
     return quad;
   }
 
-  // Leaves the magnitudes for the warps that add up. Whether all of the residual is finite.
+  // Leaves the magnitudes for the warps that add up. Returns whether all of the residual is finite.
   static __device__ __forceinline__ bool leave(Shared& shared, unsigned place, const Quad& gradient,
                                                const Quad& residual) {
     Quad of_residual, of_gradient;
@@ -325,8 +323,8 @@ struct Accumulation {
     return finite;
   }
 
-  // Adds a tile to the chains, of which so many elements count: of the residual in the first warp,
-  // of the gradient in the second. The other warps wait, with their next loads under way.
+  // Adds the first `count` elements of a tile to the chains: of the residual in the first warp, of
+  // the gradient in the second. The other warps wait, with their next loads in flight.
   static __device__ __forceinline__ void add_up(const Shared& shared, unsigned count,
                                                 float& chain) {
     const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -342,7 +340,7 @@ struct Accumulation {
   }
 };
 
-// One block of 512 threads for a chunk.
+// One block of 512 threads per chunk.
 template <class G, bool MOVES>
 __device__ __forceinline__ void accumulate(Shared& shared, G* gradient, float* residual,
                                            float* velocity, Elements elements, unsigned chunk,
@@ -368,7 +366,7 @@ __device__ __forceinline__ void accumulate(Shared& shared, G* gradient, float* r
   float chain = 0.0f;
   bool finite = true;
 
-  // All that the registers will hold is asked for at once.
+  // Issue all loads that the registers will hold at once.
   Quad kept[KEPT_TILES][QUADS_IN_TILE];
   const float* const kept_of = MOVES ? velocity : residual;
 #pragma unroll
@@ -378,7 +376,7 @@ __device__ __forceinline__ void accumulate(Shared& shared, G* gradient, float* r
       kept[index][quad] = load_whole(kept_of + index * TILE + Work::place(quad));
     }
   }
-  // What else is needed of a tile, one tile ahead.
+  // The rest of a tile is loaded one tile ahead.
   Quad gradients[QUADS_IN_TILE], residuals[QUADS_IN_TILE];
   const auto read_ahead = [&](unsigned index, bool needs_gradient) {
 #pragma unroll
@@ -428,7 +426,7 @@ __device__ __forceinline__ void accumulate(Shared& shared, G* gradient, float* r
   }
   const bool poisoned = __syncthreads_or(!finite);
   if (threadIdx.x == 0) {
-    // A sum of finite magnitudes may still be infinite; one that is NaN has a NaN in it.
+    // A sum of finite magnitudes may still be infinite; a NaN sum has a NaN in it.
     const float sum = shared.sums[0], gradient_sum = shared.sums[1];
     if (poisoned) {
       norms[blockIdx.x] = is_nan(sum) ? nan_for_all() : infinity();
@@ -512,9 +510,9 @@ const unsigned DIGIT_BITS = 8;
 const unsigned DIGITS = 1u << DIGIT_BITS;
 const unsigned NOT_CHOSEN = 0xffffffffu;
 
-// An integer that is in the order of the sums, with 0 for infinity and NaN.
+// An integer that orders like the sums, with 0 for infinity and NaN.
 __device__ __forceinline__ unsigned rank_of(float sum) {
-  // Zeros differ in their sign, but must not differ in their rank.
+  // Both zeros must have the same rank.
   const unsigned bits = __float_as_uint(sum + 0.0f);
   if (!is_finite(sum)) {
     return 0;
@@ -522,9 +520,10 @@ __device__ __forceinline__ unsigned rank_of(float sum) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// One block of 1024 threads. The least rank that is chosen is found digit by digit, from the top:
-// the counters are integers, so it does not matter who adds to them first. Then all chunks are gone
-// through in their order, and each knows from the counts before it whether and where it stands.
+// One block of 1024 threads. A radix select finds the least rank that is chosen, from the top digit
+// down; the counters are integers, so the order of the additions does not matter. A second pass
+// goes through the chunks in order, where the counts so far say whether each is chosen, and its
+// slot.
 extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     gflow_select(const float* __restrict__ sums, unsigned chunks, unsigned count,
                  unsigned* __restrict__ chosen, unsigned* __restrict__ slot_of_chunk) {
@@ -533,8 +532,7 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
   __shared__ unsigned found_digit, found_wanted;
   const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
 
-  // Of those whose upper digits are those of `least`, the one is looked for that `wanted - 1` of
-  // them are before.
+  // Among the ranks that share their upper digits with `least`, find the `wanted`-th largest.
   unsigned least = 0, wanted = count < chunks ? count : chunks;
   if (wanted == 0) {
     for (unsigned index = threadIdx.x; index < chunks; index += blockDim.x) {
@@ -556,7 +554,8 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     }
     __syncthreads();
     if (warp == 0) {
-      // Each lane has some neighbouring digits, and learns how many are in the digits above those.
+      // Each lane has some adjacent digits, and counts how many ranks are in the digits above
+      // those.
       const unsigned each = DIGITS / WARP;
       unsigned own = 0;
 #pragma unroll
@@ -584,7 +583,7 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     wanted = found_wanted;
   }
 
-  // All greater ones are chosen, and the first `wanted` equal ones.
+  // Choose all greater ranks, and the first `wanted` equal ones.
   unsigned greater_before = 0, equal_before = 0;
   for (unsigned start = 0; start < chunks; start += blockDim.x) {
     const unsigned index = start + threadIdx.x;
@@ -594,7 +593,7 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     const unsigned greater = __ballot_sync(ALL_LANES, is_greater);
     const unsigned equal = __ballot_sync(ALL_LANES, is_equal);
     if (lane == 0) {
-      // Both in one word: neither is more than 1024.
+      // Both counts in one word: neither exceeds 1024.
       of_warps[warp] = __popc(greater) | __popc(equal) << 16;
     }
     __syncthreads();
@@ -633,9 +632,9 @@ __device__ __forceinline__ Scale scale_of_exponent(int exponent) {
                bits_to_float(static_cast<unsigned>(127 - exponent) << 23)};
 }
 
-// As rust/codec/scale.rs, but for one thing: a host's norm was limited to `clamp`, which is less
-// than the largest float where there are several hosts. Of a sum from there on nobody knows what it
-// bounds, so it has the least scale.
+// As rust/codec/scale.rs, with one difference: with several hosts, each norm was capped at `clamp`,
+// which is less than the largest float. A sum of at least `clamp` bounds nothing, so it gets the
+// least scale.
 template <class W>
 __device__ __forceinline__ Scale scale_for(float, float) {
   return scale_of_exponent(0);
@@ -660,13 +659,13 @@ __device__ __forceinline__ Scale scale_for<F16>(float sum, float clamp) {
 
 const unsigned STREAM_THREADS = 256;
 
-// Of such a number, which a 16-bit wire would round up beyond f32, only this much is sent.
+// The most that is sent of a number: a 16-bit wire would round larger ones up beyond f32.
 template <class W>
 __device__ __forceinline__ float largest_sent() {
   return bits_to_float(Type<W>::is_exact ? 0x7f7fffffu : 0x7f7f0000u);
 }
 
-// blockIdx.x is the place among the chosen, blockIdx.y the part of the chunk.
+// blockIdx.x is the slot on the wire, blockIdx.y the part of the chunk.
 template <class W>
 __device__ __forceinline__ void pack(float* residual, float* velocity, Elements elements,
                                      unsigned chunk, const float* sums, const unsigned* chosen,
@@ -674,8 +673,9 @@ __device__ __forceinline__ void pack(float* residual, float* velocity, Elements 
   const unsigned slot = blockIdx.x, index = chosen[slot];
   const Chunk here = chunk_at(index, chunk, elements);
   const float sum = sums[index];
-  // A poisoned chunk that is chosen for want of others is sent as zeros, and so is what the last
-  // chunk is short of: how much is sent is known to the host, and must not depend on this.
+  // A poisoned chunk that is chosen for lack of others is sent as zeros, and the last chunk is
+  // padded with zeros: the host already knows how much is sent, so that must not depend on the
+  // data.
   const unsigned sent = is_finite(sum) ? here.count : 0;
   const Scale scale = scale_for<W>(sum, clamp);
   const float limit = largest_sent<W>();
@@ -696,7 +696,7 @@ __device__ __forceinline__ void pack(float* residual, float* velocity, Elements 
     for (unsigned i = 0; i < QUAD; ++i) {
       const float number = numbers.of[i];
       const float limited = larger(smaller(number, limit), -limit);
-      // Rounded here, and so not again when it is stored.
+      // Rounded here, so that storing it is exact.
       scaled.of[i] = widen(Type<W>::narrow(limited * scale.factor));
       numbers.of[i] = number - scaled.of[i] * scale.inverse;
     }
@@ -725,7 +725,7 @@ GFLOW_PACK(f32, float)
 // --- unpack --------------------------------------------------------------------------------------
 
 // blockIdx.x is the chunk, blockIdx.y the part of it. Most chunks were not sent, and their gradient
-// is zero already: those blocks end at once.
+// is already zero: those blocks return at once.
 template <class W, class G>
 __device__ __forceinline__ void unpack(const W* wire, float* residual, Elements elements,
                                        unsigned chunk, const float* sums,
@@ -758,7 +758,7 @@ __device__ __forceinline__ void unpack(const W* wire, float* residual, Elements 
       continue;
     }
     Quad numbers = load(wire, wire_aligned, first, here.count);
-    // Adding minus zero changes nothing, not even the sign of a zero.
+    // Adding -0 changes nothing, not even the sign of a zero.
     Quad rest{{-0.0f, -0.0f, -0.0f, -0.0f}};
 #pragma unroll
     for (unsigned i = 0; i < QUAD; ++i) {
@@ -804,8 +804,8 @@ GFLOW_UNPACK(f32_bf16, float, BF16)
 
 // --- whole tensors -------------------------------------------------------------------------------
 
-// Calls `each` with the first element of every quad of this thread, and with how many elements
-// there are, both counted from a place near enough for 32 bits.
+// Calls `each` for every quad of this thread, with its first element and how many elements it has:
+// four, or fewer at the end.
 template <class Each>
 __device__ __forceinline__ void for_each_quad(Elements elements, const Each& each) {
   const Elements stride = static_cast<Elements>(gridDim.x) * blockDim.x * QUAD;
@@ -847,7 +847,7 @@ GFLOW_ADD_VELOCITY(f32, float)
 GFLOW_ADD_VELOCITY(f16, F16)
 GFLOW_ADD_VELOCITY(bf16, BF16)
 
-// As `rescale` of rust/gradients/bucket.rs: the unit of the gradients has changed.
+// As `rescale` in rust/gradients: the scale of the gradients has changed.
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS)
     gflow_rescale(float* __restrict__ values, Elements elements, float factor) {
   const bool aligned = is_aligned(values);

@@ -3,8 +3,6 @@
 //! The tests here run the same source on the CPU and compare every kernel with `codec`, bit by bit.
 
 mod compile;
-#[cfg(test)]
-mod host;
 mod kernel;
 pub mod launch;
 mod module;

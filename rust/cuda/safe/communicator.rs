@@ -6,7 +6,7 @@
 //! ranks inside NCCL, so it is done by [`close_in_background`].
 
 use super::context::Context;
-use super::device_slice::DeviceSlice;
+use super::memory::DeviceSlice;
 use super::nccl::{CommunicatorRank, Nccl, NcclTarget};
 use super::stream::Stream;
 use crate::cuda::sys::fault::{Fault, Result};

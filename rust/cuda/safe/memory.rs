@@ -1,12 +1,26 @@
-//! Device memory that gflow owns. It is allocated and freed in the order of the one stream that
+//! Device memory: [`DeviceMemory`], which gflow owns, and [`DeviceSlice`], which somebody else
+//! owns.
+//!
+//! Owned memory is allocated and freed in the order of the one stream that
 //! uses it, so neither waits for the device, not even for one that hangs.
 
 use super::stream::Stream;
 use crate::cuda::sys::driver::check;
 use crate::cuda::sys::fault::{Fault, Result};
+use crate::simd::element::Element;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{CUdeviceptr, CUresult};
 use std::sync::Arc;
+
+/// A typed range of device memory that somebody else owns. It is an address, not a borrow:
+/// enqueueing work on one is `unsafe`, because the memory has to outlive that work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceSlice {
+    pub address: u64,
+    pub element: Element,
+    /// In elements, not bytes.
+    pub count: usize,
+}
 
 #[derive(Debug)]
 pub struct DeviceMemory {

@@ -9,7 +9,6 @@
 pub mod communicator;
 pub mod context;
 pub mod device;
-pub mod device_slice;
 pub mod disk_cache;
 pub mod event;
 pub mod memory;

@@ -3,7 +3,7 @@
 //! Collectives are enqueued on a stream and run there later. A status unknown to this file keeps
 //! its number.
 
-use super::device_slice::DeviceSlice;
+use super::memory::DeviceSlice;
 use crate::cuda::sys::fault::{Fault, Result};
 use crate::cuda::sys::library::{LoadedLibrary, load_nccl};
 use crate::cuda::sys::nccl::{

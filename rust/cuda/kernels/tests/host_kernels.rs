@@ -1,8 +1,8 @@
 //! Runs the kernels on the CPU, for tests: kernels.cu itself, compiled for the host by the C++
 //! compiler that the bridge needs anyway. tests/gpu/host_kernels/ says what this cannot show.
 
-use super::kernel::Kernel;
-use super::launch::LaunchConfig;
+use crate::cuda::kernels::Kernel;
+use crate::cuda::kernels::launch::LaunchConfig;
 use libloading::os::unix::{Library, Symbol};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
