@@ -5,10 +5,9 @@
 //! and the order of the stages in [`super::exchanger`], alike for all paths.
 
 use super::config::CompressionConfig;
-use super::fused_bucket::FusedBucket;
+use super::fused_bucket::{FusedBucket, Tensor};
 use super::state_buffer::{Location, StateBuffer};
 use super::store::BucketStore;
-use super::tensor::Tensor;
 use crate::codec::Momentum;
 use crate::collective::fabric::Fabric;
 use crate::collective::span::Span;

@@ -6,11 +6,10 @@ use super::config::{
     CompressionConfig, CompressionStarted, Treatment, WhyExact, can_be_compressed,
 };
 use super::exchange_path::{ExchangeContext, ExchangePath, ExchangePlan};
-use super::fused_bucket::FusedBucket;
+use super::fused_bucket::{FusedBucket, Tensor};
 use super::paths::Paths;
 use super::shard::Shard;
 use super::store::BucketStore;
-use super::tensor::Tensor;
 use crate::codec::Momentum;
 use crate::collective::agreement::AgreedBucket;
 use crate::collective::fabric::Fabric;

@@ -1,8 +1,13 @@
-//! A gradient bucket in a fused exchange, from the agreement of the ranks until it is delivered.
+//! A gradient bucket in a fused exchange, from the agreement of the ranks until it is delivered: its tensor,
+//! and the shard of it that this rank carries.
 
 use super::shard::Shard;
-use super::tensor::Tensor;
 use crate::collective::agreement::AgreedBucket;
+use crate::collective::info::CollectiveInfo;
+use crate::collective::span::Span;
+use crate::simd::element::Element;
+use crate::simd::reducer::Reducer;
+use std::sync::Arc;
 
 pub struct FusedBucket {
     pub bucket: AgreedBucket,
@@ -11,4 +16,33 @@ pub struct FusedBucket {
     pub tensor: Tensor,
     /// The shard that this rank carries to the other hosts, if it carries one.
     pub shard: Option<Shard>,
+}
+
+/// The tensor of a bucket, and the collective that it belongs to.
+pub struct Tensor {
+    pub span: Span,
+    pub element: Element,
+    pub placement: Placement,
+    pub info: Arc<CollectiveInfo>,
+}
+
+/// Where a tensor is, with what it takes to sum it there.
+pub enum Placement {
+    Host {
+        reducer: Reducer,
+        /// The tensors of all ranks of this host, if they are in shared memory.
+        in_arenas: Option<Vec<Span>>,
+    },
+    /// On the device in this slot of the group, which is the same on all ranks.
+    Device { device_slot: u32 },
+}
+
+impl Tensor {
+    /// The device slot that it is in; 0 for host memory.
+    pub fn device_slot(&self) -> u32 {
+        match self.placement {
+            Placement::Host { .. } => 0,
+            Placement::Device { device_slot } => device_slot,
+        }
+    }
 }

@@ -9,8 +9,7 @@
 
 use super::config::{CompressionStarted, Treatment};
 use super::exchanger::Exchanger;
-use super::fused_bucket::FusedBucket;
-use super::tensor::Tensor;
+use super::fused_bucket::{FusedBucket, Tensor};
 use crate::collective::agreement::AgreedBucket;
 use crate::collective::fabric::Fabric;
 use crate::collective::info::CollectiveInfo;

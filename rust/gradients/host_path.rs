@@ -4,12 +4,11 @@
 use super::bucket::{Bucket, HostBuffers, Needed};
 use super::courier::{Courier, Delivery};
 use super::exchange_path::{ExchangeContext, ExchangePath, ExchangePlan};
-use super::fused_bucket::FusedBucket;
+use super::fused_bucket::{FusedBucket, Placement, Tensor};
 use super::norms;
 use super::parcel_pool::ParcelPool;
 use super::shard::Shard;
 use super::state_buffer::{Location, StateBuffer};
-use super::tensor::{Placement, Tensor};
 use crate::codec::{Gradient, Momentum, add_velocity};
 use crate::collective::hierarchical;
 use crate::collective::span::Span;

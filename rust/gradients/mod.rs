@@ -34,14 +34,13 @@ mod paths;
 mod shard;
 mod state_buffer;
 mod store;
-mod tensor;
 
 pub use api::Gradients;
 pub use bucket::BucketState;
 pub use config::{CompressionConfig, CompressionStarted};
 pub use courier::Courier;
 pub use devices::{DeviceTicket, Devices, Obstacle};
+pub use fused_bucket::{Placement, Tensor};
 pub use fusion::{Completed, Failed};
 #[cfg(test)]
 pub use parcel::FULL_ELEMENTS;
-pub use tensor::{Placement, Tensor};

@@ -1,41 +1,22 @@
-//! Whole collectives, from the queue to the result, on ranks that are threads of one process: over
-//! memory, shared memory, TCP and mixtures of them. What is expected comes from plain loops.
+//! Whole collectives, from the queue to the result, over memory, shared memory, TCP and mixtures of them.
+//! Expected results come from plain loops.
 
-use crate::collective::assembly::{Assembled, RankDirectory, assemble};
-use crate::collective::call::{Call, CollectiveKind, View};
-use crate::collective::fabric::Fabric;
-use crate::collective::ring::{Ring, RingChannel};
+use super::harness::{
+    Member, OnTensors, Tensor, call, group_that_compresses, group_without_listeners, memory_group,
+};
+use crate::collective::call::{Call, CollectiveKind};
 use crate::collective::span::{Memory, Span};
-use crate::collective::topology::{Neighbours, Topology};
-use crate::collective::types::{DataType, ReduceOp};
-use crate::engine::Engine;
-use crate::engine::operation::Operation;
+use crate::collective::types::DataType;
 use crate::engine::shared::Gradients;
-use crate::error::{Error, Result};
-use crate::transport::interrupt::Interrupt;
-use crate::transport::memory;
-use crate::transport::shm::arena::{Allocation, Arena};
-use crate::transport::shm::fd_exchange::FdListener;
-use crate::transport::tcp::connector::Connector;
-use crate::transport::tcp::connector::tests::{connectors, soon};
+use crate::transport::tcp::connector::tests::soon;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-pub(super) struct Member {
-    pub engine: Engine,
-    pub arena: Option<Arc<Arena>>,
-}
-
 fn exact() -> Gradients {
     Gradients::new(None, None)
-}
-
-fn labels(size: usize) -> Vec<String> {
-    (0..size).map(|rank| format!("rank {rank}")).collect()
 }
 
 /// A group as it is made for real, on loopback; ranks with the same number are on one host.
@@ -43,210 +24,31 @@ fn group(hosts: &[usize]) -> Vec<Member> {
     group_that_compresses(hosts, &exact)
 }
 
-/// The same, with the gradients that each rank is given.
-pub(super) fn group_that_compresses(
-    hosts: &[usize],
-    gradients: &(dyn Fn() -> Gradients + Sync),
-) -> Vec<Member> {
-    let (members, notices) = group_without_listeners(hosts, &[], gradients);
-    assert_eq!(notices.concat(), "");
-    members
-}
-
-/// The same, with ranks `closed` that cannot be given memory; also what each would tell the user.
-fn group_without_listeners(
-    hosts: &[usize],
-    closed: &[usize],
-    gradients: &(dyn Fn() -> Gradients + Sync),
-) -> (Vec<Member>, Vec<String>) {
-    let listeners: Vec<_> = hosts.iter().map(|_| FdListener::open().unwrap()).collect();
-    let name = |(rank, listener): (usize, &FdListener)| match closed.contains(&rank) {
-        true => String::new(),
-        false => listener.name().to_string(),
-    };
-    let directory = Arc::new(RankDirectory {
-        hosts: hosts.iter().map(usize::to_string).collect(),
-        fd_listeners: listeners.iter().enumerate().map(name).collect(),
-    });
-    let join = |(connector, listener): (Connector, FdListener)| {
-        let (directory, gradients) = (directory.clone(), gradients());
-        std::thread::spawn(move || {
-            let interrupt = connector.config().interrupt.clone();
-            let Assembled { fabric, arena, notice } =
-                assemble(connector, Some(listener), &directory)
-                    .unwrap_or_else(|error| panic!("{error:?}"));
-            let size = fabric.size();
-            let engine = Engine::start("test", labels(size), fabric, gradients, interrupt).unwrap();
-            (Member { engine, arena }, notice)
-        })
-    };
-    let ranks: Vec<_> = connectors(hosts.len()).into_iter().zip(listeners).map(join).collect();
-    ranks.into_iter().map(|rank| rank.join().unwrap()).unzip()
-}
-
-/// A group that is connected by memory of this process alone.
-fn memory_group(size: usize) -> Vec<Member> {
-    let hosts: Vec<_> = (0..size).collect();
-    let mut pipes: Vec<_> = hosts.iter().map(|_| UnixStream::pair().unwrap()).map(Some).collect();
-    for (left, right) in pipes.iter().flatten() {
-        left.set_nonblocking(true).unwrap();
-        right.set_nonblocking(true).unwrap();
-    }
-    // The pipe of a rank leads to the next one.
-    let (mut outs, mut ins): (Vec<_>, Vec<_>) =
-        pipes.iter_mut().map(|pipe| pipe.take().unwrap()).map(|(l, r)| (Some(l), Some(r))).unzip();
-    memory::mesh(size)
-        .into_iter()
-        .enumerate()
-        .map(|(rank, (mesh, interrupt))| {
-            let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
-            let neighbours = Neighbours { next, previous };
-            let channel = RingChannel::new(
-                Box::new(outs[rank].take().unwrap()),
-                Box::new(ins[previous].take().unwrap()),
-            );
-            let ring = (size > 1).then(|| Ring::new(rank, size, neighbours, vec![channel]));
-            let topology = Topology::new(&hosts, rank);
-            let fabric = Fabric::new(Box::new(mesh), topology, None, ring);
-            let engine = Engine::start("test", labels(size), fabric, exact(), interrupt).unwrap();
-            Member { engine, arena: None }
-        })
-        .collect()
-}
-
-/// A tensor of a rank, with bytes before and after it that nobody may touch.
-pub(super) struct Tensor {
-    address: *mut u8,
-    bytes: usize,
-    guard: usize,
-    _heap: Vec<u64>,
-    _shared: Option<Allocation>,
-}
-
-// SAFETY: the memory belongs to the tensor, wherever that goes.
-unsafe impl Send for Tensor {}
-
-const GUARD: u8 = 0xa5;
-
-impl Tensor {
-    /// `guard` bytes stand before and after; it is a multiple of the element's size.
-    pub fn new(content: &[u8], guard: usize, arena: Option<&Arc<Arena>>) -> Tensor {
-        let total = content.len() + 2 * guard;
-        let shared = arena.map(|arena| arena.allocate(total).unwrap());
-        let mut heap = vec![0u64; if shared.is_some() { 0 } else { total.div_ceil(8) }];
-        let start = shared.as_ref().map_or(heap.as_mut_ptr().cast(), Allocation::address);
-        // SAFETY: `total` bytes are there, and nobody else knows of them yet.
-        let address = unsafe {
-            start.write_bytes(GUARD, total);
-            let address = start.add(guard);
-            content.as_ptr().copy_to_nonoverlapping(address, content.len());
-            address
-        };
-        Tensor { address, bytes: content.len(), guard, _heap: heap, _shared: shared }
-    }
-
-    pub fn span(&self) -> Span {
-        Span { address: self.address, bytes: self.bytes }
-    }
-
-    pub fn content(&self) -> Vec<u8> {
-        let whole = Span {
-            // SAFETY: the guard is part of the allocation.
-            address: unsafe { self.address.sub(self.guard) },
-            bytes: self.bytes + 2 * self.guard,
-        };
-        // SAFETY: no collective is under way.
-        let whole = unsafe { whole.as_slice() };
-        let (before, rest) = whole.split_at(self.guard);
-        let (content, after) = rest.split_at(self.bytes);
-        assert!(before.iter().chain(after).all(|byte| *byte == GUARD), "touched what is not ours");
-        content.to_vec()
-    }
-}
-
-/// A collective on some tensors.
-pub(super) struct OnTensors {
-    pub memory: Memory,
-    /// Why it cannot get ready, if it cannot.
-    pub obstacle: Option<&'static str>,
-    pub settled: Mutex<Option<Sender<Option<String>>>>,
-}
-
-impl Operation for OnTensors {
-    fn prepare(&self) -> Result<()> {
-        self.obstacle.map_or(Ok(()), |what| Err(Error::Operation(what.into())))
-    }
-    fn open(&self) -> Result<Memory> {
-        Ok(self.memory.clone())
-    }
-    fn start(&self, _done: Arc<Interrupt>) -> Result<()> {
-        Err(Error::Operation("there is no inner backend".into()))
-    }
-    fn finish(&self) -> Result<()> {
-        Ok(())
-    }
-    fn broke_connection(&self) -> bool {
-        false
-    }
-    fn complete(&self, error: Option<&Error>) -> bool {
-        if let Some(settled) = self.settled.lock().unwrap().take() {
-            let _ = settled.send(error.map(Error::to_string));
-        }
-        false
-    }
-    fn notify(&self) {}
-}
-
 /// Element types of the tests, and their sizes.
 const I32: (DataType, usize) = (DataType::I32, 4);
 const U8: (DataType, usize) = (DataType::U8, 1);
 const F64: (DataType, usize) = (DataType::F64, 8);
 
-pub(super) fn call(kind: CollectiveKind, dtype: DataType, root: usize, numel: usize) -> Call {
-    let view = View {
-        kind,
-        dtype,
-        reduce_op: ReduceOp::Sum,
-        root: root as u32,
-        tensors: 1,
-        numel: numel as u64,
-        layout: 0,
-        device_slot: 0,
-    };
-    Call {
-        view,
-        gradient: false,
-        bucket: 0,
-        bytes: 0,
-        on_device: None,
-        sends: Vec::new(),
-        receives: Vec::new(),
-        complaint: String::new(),
-        timeout: Duration::from_secs(30),
-    }
-}
-
-/// Runs one collective on all ranks and returns how it went on each. Even ranks wait in the call.
+/// Runs one collective on all ranks. Even ranks wait in the call.
 fn run(members: &[Member], call: &Call, memories: Vec<Memory>) {
     std::thread::scope(|scope| {
         for (rank, (member, memory)) in members.iter().zip(memories).enumerate() {
             scope.spawn(move || {
-                let (sender, settled) = channel();
-                let settle = Mutex::new(Some(sender));
-                let operation = Arc::new(OnTensors { memory, obstacle: None, settled: settle });
+                let (sender, completed) = channel();
+                let complete = Mutex::new(Some(sender));
+                let operation = Arc::new(OnTensors { memory, obstacle: None, completed: complete });
                 if rank % 2 == 0 {
                     member.engine.submit_and_wait(call.clone(), operation).unwrap();
                 } else {
                     member.engine.submit(call.clone(), operation).unwrap();
                 }
-                assert_eq!(settled.recv_timeout(Duration::from_secs(60)).unwrap(), None);
+                assert_eq!(completed.recv_timeout(Duration::from_secs(60)).unwrap(), None);
             });
         }
     });
 }
 
-/// Numbers whose sum over eight ranks is exact in every element type, and that tell ranks and
-/// places apart.
+/// Numbers whose sum over eight ranks is exact in every element type, and that differ by rank and index.
 fn number(rank: usize, index: usize) -> u8 {
     ((rank * 7 + index * 3 + index / 251) % 31) as u8
 }
@@ -319,10 +121,10 @@ fn check_all_gather(members: &[Member], bytes: usize) {
     }
 }
 
-/// Checks many collectives, one after the other, in one group.
+/// Checks many collectives in one group.
 fn check(members: &[Member], cases: u32) {
     let size = members.len();
-    // Around the limits of what travels with the call, of blocks and of shards.
+    // Around the largest tensor that travels with its call, and around the sizes of blocks and shards.
     let numel = prop_oneof![0usize..70, 8000usize..8400, 60_000usize..70_000, 0usize..700_000];
     let dtype = prop_oneof![Just(I32), Just(U8), Just(F64)];
     let case = (numel, dtype, 0usize..9, 0usize..4, 0..size);
@@ -399,19 +201,19 @@ fn what_a_rank_has_shown_is_void_once_it_has_given_up() {
     for hosts in [[0, 0], [0, 1]] {
         let members = group(&hosts);
         let barrier = |rank: usize, timeout| {
-            let (sender, settled) = channel();
+            let (sender, completed) = channel();
             let operation = Arc::new(OnTensors {
                 memory: Memory::default(),
                 obstacle: None,
-                settled: Mutex::new(Some(sender)),
+                completed: Mutex::new(Some(sender)),
             });
             let call = Call { timeout, ..call(CollectiveKind::Barrier, DataType::U8, 0, 0) };
             members[rank].engine.submit(call, operation).unwrap();
-            settled.recv_timeout(Duration::from_secs(30)).unwrap().expect("it fails")
+            completed.recv_timeout(Duration::from_secs(30)).unwrap().expect("it fails")
         };
         let early = barrier(0, Duration::from_millis(50));
         assert!(early.contains("Timed out") && early.contains("rank 1"), "{early}");
-        // It comes too late: the other is not at the barrier any more.
+        // Too late: the other rank has left the barrier.
         let late = barrier(1, Duration::from_secs(20));
         assert!(late.contains("lost rank 0") && late.contains("it gave up"), "{late}");
     }
@@ -423,7 +225,7 @@ fn tensors_that_all_live_in_arenas_are_added_up_where_they_are() {
     let steps = || members[0].engine.shared.core().fabric.local(soon()).unwrap().region.steps();
     let before = steps();
     check_all_reduce(&members, I32, 1_000_003, 2, &|_| true);
-    // One step, to meet when the sums are written; a block on its way would take nine or more.
+    // One barrier, when the sums are written; going through blocks would take nine or more.
     assert_eq!(steps() - before, 1);
     check_all_reduce(&members, I32, 1_000_003, 2, &|rank| rank == 0);
     assert!(steps() - before > 9);
@@ -436,17 +238,17 @@ fn a_rank_that_cannot_get_ready_is_named_by_all_and_the_group_goes_on() {
         std::thread::scope(|scope| {
             for (rank, member) in members.iter().enumerate() {
                 scope.spawn(move || {
-                    let (sender, settled) = channel();
+                    let (sender, completed) = channel();
                     let operation = Arc::new(OnTensors {
                         memory: Memory { inputs: Vec::new(), outputs: vec![Span::of(&mut [])] },
                         obstacle: (rank == 1).then_some("no memory for a copy"),
-                        settled: Mutex::new(Some(sender)),
+                        completed: Mutex::new(Some(sender)),
                     });
                     member
                         .engine
                         .submit(call(CollectiveKind::AllReduce, DataType::F32, 0, 0), operation)
                         .unwrap();
-                    let text = settled.recv_timeout(Duration::from_secs(30)).unwrap().unwrap();
+                    let text = completed.recv_timeout(Duration::from_secs(30)).unwrap().unwrap();
                     let expected = "rank 1 cannot take part: no memory for a copy";
                     assert!(text.contains(expected), "{text}");
                 });
@@ -487,7 +289,7 @@ fn sums_of_floats_have_the_same_bits_on_every_rank_and_in_every_run() {
                 (0..50_001).flat_map(|index| wild(rank, index).to_ne_bytes()).collect()
             };
             let tensors: Vec<_> = (0..hosts.len())
-                // In shared memory or not: the order of the sum is the same.
+                // The order of the sum does not depend on whether they are in shared memory.
                 .map(|rank| {
                     let arena = members[rank].arena.as_ref().filter(|_| run_number == 0);
                     Tensor::new(&content(rank), 4, arena)

@@ -2,15 +2,16 @@
 //! reference and against the engine on the CPU, to the bit.
 //!
 //! The GPUs are those of the stand-in (tests/gpu/standin), a libcuda and a libnccl that run on the CPU and
-//! notice what is touched by two streams with no event between them. So these tests are left out unless
-//! they are asked for: tests/gpu/test_engine.py builds the stand-in and asks for all of them.
+//! detect memory that two streams touch with no event between them. These tests are ignored by default:
+//! tests/gpu/test_engine.py builds the stand-in and runs all of them.
 
 mod failures;
 mod gpu;
 mod standin;
 
-use super::collectives::Member;
-use super::gradients::{self as cpu, Came, Case, cases, check_with, kept_of, two_hosts};
+use super::gradient_case::{self as cpu, Case, Results, cases, kept_of, two_hosts};
+use super::gradients::check_with;
+use super::harness::Member;
 use crate::codec::{Momentum, Wire};
 use crate::cuda::hooks::FORGETS_TO_WAIT;
 use crate::engine::shared::Gradients;
@@ -31,19 +32,19 @@ fn gradients(case: &Case, step: u64) -> Vec<Vec<Vec<f32>>> {
     (0..case.hosts.len()).map(of_rank).collect()
 }
 
-/// Exchanges one step's buckets on all ranks' GPUs, and returns what each rank got of each.
-fn exchange(case: &Case, members: &[Member], gpus: &[Gpu], gradients: &[Vec<Vec<f32>>]) -> Came {
+/// Exchanges one step's buckets on all ranks' GPUs, and returns the results by rank and bucket.
+fn exchange(case: &Case, members: &[Member], gpus: &[Gpu], gradients: &[Vec<Vec<f32>>]) -> Results {
     exchange_as(case, members, gpus, gradients, None)
 }
 
-/// The same, with a rank that has `joined`: it has run out of data.
+/// The same, with a rank `joined` that has run out of data.
 fn exchange_as(
     case: &Case,
     members: &[Member],
     gpus: &[Gpu],
     gradients: &[Vec<Vec<f32>>],
     joined: Option<usize>,
-) -> Came {
+) -> Results {
     std::thread::scope(|scope| {
         let rank = |rank: usize| {
             let (member, gpu) = (&members[rank], &gpus[rank]);
@@ -66,7 +67,7 @@ fn every_exchange_on_gpus_is_to_the_bit_what_the_reference_makes_of_it() {
     let config = Config { cases: 20, failure_persistence: None, ..Config::default() };
     TestRunner::new(config)
         .run(&cases(), |case| {
-            // Every chunk is a block of hundreds of threads, which the stand-in runs one after the other.
+            // Every chunk is a block of hundreds of threads, which the stand-in runs in sequence.
             let few = |elements: &usize| (*elements).min(30 * case.chunk + elements % case.chunk);
             let buckets = case.buckets.iter().map(few).collect();
             let case = Case { on_gpus: true, in_arena: false, buckets, ..case };
@@ -79,7 +80,7 @@ fn every_exchange_on_gpus_is_to_the_bit_what_the_reference_makes_of_it() {
         .unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Buckets whose parts on the wire begin and end where the CPU's do, so that rings are cut alike.
+/// Buckets that begin and end at the same place on the wire as on the CPU, so that rings are cut alike.
 fn on_both(hosts: Vec<usize>, element: Element, momentum: Option<Momentum>) -> Case {
     Case {
         hosts,
@@ -101,7 +102,7 @@ fn on_both(hosts: Vec<usize>, element: Element, momentum: Option<Momentum>) -> C
 fn gpus_give_bit_for_bit_what_the_cpu_engine_gives() {
     let standin = Standin::ready();
     standin.delay_streams(100);
-    // Between the norms, which are added in the order of ranks, and the rest, which goes round the ring.
+    // More than the norms, which are added in the order of ranks; all else goes round the ring.
     standin.set_small(1024);
     let layouts = [vec![0, 1], vec![0, 0, 1, 1], vec![0, 1, 2], vec![0, 1, 2, 3]];
     let momenta = [None, Some(Momentum { factor: 0.9, nesterov: true })];
@@ -109,8 +110,8 @@ fn gpus_give_bit_for_bit_what_the_cpu_engine_gives() {
     for (index, hosts) in layouts.into_iter().enumerate() {
         for momentum in momenta {
             for element in elements {
-                // 16 bits are added in the order of places in memory and of the ring in NCCL: the same
-                // of two.
+                // 16-bit sums follow the local rank in memory and the ring in NCCL: only two ranks give
+                // the same order.
                 if element == Element::F32 || index == 0 {
                     check_on_both(&on_both(hosts.clone(), element, momentum), 20);
                 }
@@ -126,21 +127,21 @@ fn check_on_both(case: &Case, steps: u64) {
     for step in 0..steps {
         let gradients = gradients(case, step);
         let expected = cpu::exchange(case, &on_cpu, &gradients, None);
-        let came = exchange(case, &on_gpu, &gpus, &gradients);
-        assert_came(&came, &expected, &format!("step {step} of {case:?}"));
+        let results = exchange(case, &on_gpu, &gpus, &gradients);
+        assert_results(&results, &expected, &format!("step {step} of {case:?}"));
         assert_same_states(case, &on_cpu, &on_gpu);
     }
 }
 
-fn assert_came(came: &Came, expected: &Came, when: &str) {
-    for (rank, (came, expected)) in came.iter().zip(expected).enumerate() {
-        for (bucket, (came, expected)) in came.iter().zip(expected).enumerate() {
-            let differs = came.iter().zip(expected).filter(|(a, b)| a != b).count();
-            let first = came.iter().zip(expected).position(|(a, b)| a != b);
+fn assert_results(results: &Results, expected: &Results, when: &str) {
+    for (rank, (results, expected)) in results.iter().zip(expected).enumerate() {
+        for (bucket, (results, expected)) in results.iter().zip(expected).enumerate() {
+            let differs = results.iter().zip(expected).filter(|(a, b)| a != b).count();
+            let first = results.iter().zip(expected).position(|(a, b)| a != b);
             assert!(
                 differs == 0,
                 "{differs} of {} bytes differ, from {first:?} on, in bucket {bucket} of rank {rank}, {when}",
-                came.len()
+                results.len()
             );
         }
     }
@@ -185,13 +186,13 @@ fn skipped_steps_new_scales_poison_and_loaded_states_are_as_on_the_cpu() {
             match step {
                 4 => gradients[1][0][70] = f32::NAN,
                 5 => gradients[0][2][4479] = f32::INFINITY,
-                // More chunks than are left to choose from are poisoned.
+                // Poisons so many chunks that fewer are left than should be sent.
                 7 => gradients[0][1].iter_mut().step_by(64).for_each(|x| *x = f32::NEG_INFINITY),
                 _ => {}
             }
             let expected = cpu::exchange(&case, &on_cpu, &gradients, None);
-            let came = exchange(&case, &on_gpu, &gpus_of, &gradients);
-            assert_came(&came, &expected, &format!("step {step} of {case:?}"));
+            let results = exchange(&case, &on_gpu, &gpus_of, &gradients);
+            assert_results(&results, &expected, &format!("step {step} of {case:?}"));
             let (is_skipped, factor) =
                 (matches!(step, 4 | 6), if step % 3 == 0 { 0.5 } else { 1.0 });
             for group in [&on_cpu, &on_gpu] {
@@ -201,7 +202,7 @@ fn skipped_steps_new_scales_poison_and_loaded_states_are_as_on_the_cpu() {
             }
             assert_same_states(&case, &on_cpu, &on_gpu);
             if step == 10 {
-                // Another group goes on with what was saved.
+                // Another group goes on from the saved state.
                 let kept = |bucket| {
                     on_gpu.iter().map(|member| kept_of(&member.engine, bucket)).collect::<Vec<_>>()
                 };
@@ -235,8 +236,8 @@ fn a_rank_that_has_run_out_of_data_pays_what_it_owes_on_gpus_as_on_the_cpu() {
             gradients[1].iter_mut().for_each(|bucket| bucket.fill(0.0));
         }
         let expected = cpu::exchange(&case, &on_cpu, &gradients, joined);
-        let came = exchange_as(&case, &on_gpu, &gpus, &gradients, joined);
-        assert!(came == expected, "step {step}");
+        let results = exchange_as(&case, &on_gpu, &gpus, &gradients, joined);
+        assert!(results == expected, "step {step}");
     }
     assert_same_states(&case, &on_cpu, &on_gpu);
     standin.assert_clean();
@@ -268,7 +269,7 @@ fn what_gpus_measure_is_counted_as_on_the_cpu() {
             assert!((ratio - expected).abs() < 1e-6 * expected, "{ratio} and {expected}");
         }
         for (stage, seconds) in Stage::ALL.iter().zip(counted.seconds) {
-            // Of the host alone.
+            // Only the host waits.
             assert!(seconds > 0.0 || *stage == Stage::Wait, "{}", stage.name());
         }
     }
@@ -288,7 +289,7 @@ fn no_thread_waits_for_a_gpu_in_a_step() {
         let begin =
             |rank: usize| gpu::begin(&case, &members[rank], &gpus[rank], &gradients[rank], true);
         let pending: Vec<_> = (0..members.len()).flat_map(begin).collect();
-        let pending: Vec<_> = pending.into_iter().map(gpu::Pending::settled).collect();
+        let pending: Vec<_> = pending.into_iter().map(gpu::Pending::completed).collect();
         let waits = standin.host_waits() - before;
         pending.into_iter().for_each(|one| drop(one.content()));
         assert_eq!(waits, 0, "step {step}");
@@ -325,7 +326,7 @@ fn a_rank_may_use_several_gpus_and_the_cpu_in_one_group() {
     for step in 0..6 {
         let all = gradients(&case, step);
         let expected = cpu::exchange(&case, &expected_by, &all, None);
-        let came: Came = std::thread::scope(|scope| {
+        let results: Results = std::thread::scope(|scope| {
             let rank = |rank: usize| {
                 let (case, member, gradients) = (&case, &members[rank], &all[rank]);
                 let places = [Some(&first[rank]), None, Some(&second[rank]), Some(&first[rank])];
@@ -335,9 +336,9 @@ fn a_rank_may_use_several_gpus_and_the_cpu_in_one_group() {
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         });
         if step < cpu::WARMUP {
-            assert!(came == expected, "step {step}");
+            assert!(results == expected, "step {step}");
         }
-        assert!(came[0] == came[1], "step {step}");
+        assert!(results[0] == results[1], "step {step}");
     }
     standin.assert_clean();
 }

@@ -27,12 +27,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 type Body = Box<dyn Fn() -> Result<()> + Send + Sync>;
 
-/// An operation for tests: runs `body`, then reports how it was settled.
+/// An operation for tests: runs `body`, then reports its outcome.
 struct Probe {
     body: Body,
     /// What `notify` does, if there is a "Future".
     callback: Option<Box<dyn Fn() + Send + Sync>>,
-    settled: Mutex<Option<Sender<std::result::Result<(), String>>>>,
+    completed: Mutex<Option<Sender<std::result::Result<(), String>>>>,
     breaks_connection: bool,
 }
 
@@ -59,9 +59,9 @@ impl Operation for Probe {
     }
 
     fn complete(&self, error: Option<&Error>) -> bool {
-        let Some(settled) = lock(&self.settled).take() else { return false };
+        let Some(completed) = lock(&self.completed).take() else { return false };
         let outcome = error.map_or(Ok(()), |error| Err(error.to_string()));
-        let _ = settled.send(outcome);
+        let _ = completed.send(outcome);
         self.callback.is_some()
     }
 
@@ -80,8 +80,8 @@ fn new_probe(
     breaks_connection: bool,
 ) -> (Arc<Probe>, Outcome) {
     let (sender, outcome) = channel();
-    let settled = Mutex::new(Some(sender));
-    (Arc::new(Probe { body, callback, settled, breaks_connection }), outcome)
+    let completed = Mutex::new(Some(sender));
+    (Arc::new(Probe { body, callback, completed, breaks_connection }), outcome)
 }
 
 fn probe(body: impl Fn() -> Result<()> + Send + Sync + 'static) -> (Arc<Probe>, Outcome) {
@@ -104,7 +104,7 @@ fn engines(size: usize) -> Vec<Engine> {
 }
 
 fn outcome(receiver: &Outcome) -> std::result::Result<(), String> {
-    receiver.recv_timeout(Duration::from_secs(10)).expect("settled within 10 s")
+    receiver.recv_timeout(Duration::from_secs(10)).expect("completed within 10 s")
 }
 
 #[test]
@@ -142,39 +142,39 @@ fn who_waits_anyway_runs_the_collective_itself_unless_another_runs() {
     };
     let note_thread = Arc::new(note_thread);
     let note = note_thread.clone();
-    let (operation, settled) = probe(move || note());
+    let (operation, completed) = probe(move || note());
     assert_eq!(engine.submit_and_wait(gather(4), operation).unwrap(), 1);
-    // Over when the call returns.
-    assert_eq!(settled.try_recv(), Ok(Ok(())));
+    // Complete when the call returns.
+    assert_eq!(completed.try_recv(), Ok(Ok(())));
     assert_eq!(ran_on.recv().unwrap(), here);
 
     let (release, released) = channel::<()>();
     let released = Mutex::new(released);
-    let (slow, slow_settled) = probe(move || {
+    let (slow, slow_completed) = probe(move || {
         let _ = lock(&released).recv_timeout(Duration::from_secs(10));
         Ok(())
     });
     engine.submit(gather(4), slow).unwrap();
-    let (operation, settled) = probe(move || note_thread());
+    let (operation, completed) = probe(move || note_thread());
     assert_eq!(engine.submit_and_wait(gather(4), operation).unwrap(), 3);
-    assert!(settled.try_recv().is_err());
+    assert!(completed.try_recv().is_err());
     release.send(()).unwrap();
-    assert_eq!(outcome(&slow_settled), Ok(()));
-    assert_eq!(outcome(&settled), Ok(()));
+    assert_eq!(outcome(&slow_completed), Ok(()));
+    assert_eq!(outcome(&completed), Ok(()));
     assert_ne!(ran_on.recv().unwrap(), here);
 }
 
 #[test]
 fn a_panic_in_an_operation_is_an_error_and_the_engine_lives_long_enough_to_say_so() {
     let engine = engines(1).remove(0);
-    let (operation, settled) = probe(|| panic!("an unlucky number"));
+    let (operation, completed) = probe(|| panic!("an unlucky number"));
     engine.submit(gather(4), operation).unwrap();
-    let text = outcome(&settled).unwrap_err();
+    let text = outcome(&completed).unwrap_err();
     assert!(text.contains("an unlucky number") && text.contains("bug in gflow"), "{text}");
-    let (operation, _settled) = probe(|| Ok(()));
-    // Nobody knows what a panic left behind, so the group is over, with that reason.
+    let (operation, _completed) = probe(|| Ok(()));
+    // Nobody knows what a panic left behind, so the group has failed, with that reason.
     let later = engine.submit(gather(4), operation).map(|_| ()).map_err(|e| e.to_string());
-    assert!(later.is_err() || outcome(&_settled).is_err());
+    assert!(later.is_err() || outcome(&_completed).is_err());
 }
 
 #[test]
@@ -191,11 +191,11 @@ fn a_failed_operation_leaves_the_group_usable() {
 #[test]
 fn a_callback_may_wait_for_a_later_collective_of_its_own_group() {
     let engine = Arc::new(engines(1).remove(0));
-    let (second, second_settled) = probe(|| Ok(()));
-    let second_settled = Mutex::new(second_settled);
+    let (second, second_completed) = probe(|| Ok(()));
+    let second_completed = Mutex::new(second_completed);
     let (waited, has_waited) = channel();
     let (first, _) = with_callback(move || {
-        let _ = waited.send(outcome(&lock(&second_settled)));
+        let _ = waited.send(outcome(&lock(&second_completed)));
     });
     engine.submit(gather(4), first).unwrap();
     engine.submit(gather(4), second).unwrap();
@@ -281,14 +281,14 @@ fn abort_releases_the_waiting_the_queued_and_the_running_at_once() {
     has_started.recv().unwrap();
     let (never, is_never) = channel::<()>();
     let is_never = Mutex::new(is_never);
-    let (aside, settled_aside) = probe(move || {
+    let (aside, aside_completed) = probe(move || {
         let _ = lock(&is_never).recv();
         Ok(())
     });
     stuck.submit_aside(aside).unwrap();
     stuck.abort("aborted by a test");
     assert!(outcome(&running).unwrap_err().contains("aborted by a test"));
-    assert!(outcome(&settled_aside).unwrap_err().contains("aborted by a test"));
+    assert!(outcome(&aside_completed).unwrap_err().contains("aborted by a test"));
     let (late, _) = probe(|| Ok(()));
     assert!(stuck.submit_aside(late).is_err());
     drop((release, never));
@@ -299,9 +299,9 @@ fn a_group_that_was_aborted_at_rest_tells_its_peers_why_and_one_that_ended_that_
     let lost = |end: fn(&Engine)| {
         let engines = engines(2);
         end(&engines[1]);
-        let (operation, settled) = probe(|| Ok(()));
+        let (operation, completed) = probe(|| Ok(()));
         engines[0].submit(gather(4), operation).unwrap();
-        outcome(&settled).unwrap_err()
+        outcome(&completed).unwrap_err()
     };
     let text = lost(|engine| engine.abort("its GPU fell off"));
     assert!(text.contains("gave up") && text.contains("its GPU fell off"), "{text}");
@@ -313,12 +313,12 @@ fn a_group_that_was_aborted_at_rest_tells_its_peers_why_and_one_that_ended_that_
 fn dropping_an_engine_is_bounded_when_its_peer_never_comes() {
     let mut engines = engines(2);
     let engine = engines.remove(0);
-    let (operation, settled) = probe(|| Ok(()));
+    let (operation, completed) = probe(|| Ok(()));
     engine.submit(gather(4), operation).unwrap();
     let start = Instant::now();
     drop(engine);
     assert!(start.elapsed() < DRAIN_LIMIT + STOP_LIMIT + Duration::from_secs(5));
-    assert!(outcome(&settled).unwrap_err().contains("was destroyed"));
+    assert!(outcome(&completed).unwrap_err().contains("was destroyed"));
 }
 
 #[test]
@@ -326,13 +326,13 @@ fn closing_lets_a_collective_finish_that_its_peer_is_about_to_join() {
     let mut engines = engines(2);
     let late = engines.pop().unwrap();
     let early = engines.pop().unwrap();
-    let (operation, settled) = probe(|| Ok(()));
+    let (operation, completed) = probe(|| Ok(()));
     early.submit(gather(4), operation).unwrap();
     let closing = std::thread::spawn(move || drop(early));
     std::thread::sleep(Duration::from_millis(100));
     let (operation, _) = probe(|| Ok(()));
     late.submit(gather(4), operation).unwrap();
-    assert_eq!(outcome(&settled), Ok(()));
+    assert_eq!(outcome(&completed), Ok(()));
     closing.join().unwrap();
 }
 
@@ -347,9 +347,9 @@ fn an_operation_that_fails_with_its_connection_ends_the_group() {
         lock(&leaving).take().unwrap().abort("out of memory");
         Err(Error::Operation("connection reset by 192.0.2.7".into()))
     };
-    let (operation, settled) = new_probe(Box::new(breaking), None, true);
+    let (operation, completed) = new_probe(Box::new(breaking), None, true);
     survivor.submit(gather(4), operation).unwrap();
-    let text = outcome(&settled).unwrap_err();
+    let text = outcome(&completed).unwrap_err();
     let parts = ["gather of 4 elements", "#1"];
     assert!(parts.iter().all(|part| text.contains(part)), "{text}");
     let (late, _) = probe(|| Ok(()));
@@ -386,18 +386,18 @@ fn a_peer_that_gives_up_in_the_middle_releases_the_others_at_once() {
             self.0.notify()
         }
     }
-    let (sender, settled) = channel();
+    let (sender, completed) = channel();
     let probe_of = Probe {
         body: Box::new(|| Ok(())),
         callback: None,
-        settled: Mutex::new(Some(sender)),
+        completed: Mutex::new(Some(sender)),
         breaks_connection: false,
     };
     waiting.submit(gather(4), Arc::new(Endless(probe_of))).unwrap();
     let failing = || Err(Error::Operation("no memory".into()));
     let (operation, _) = new_probe(Box::new(failing), None, true);
     giving_up.submit(gather(4), operation).unwrap();
-    let text = outcome(&settled).unwrap_err();
+    let text = outcome(&completed).unwrap_err();
     assert!(text.contains("lost rank 1") && text.contains("no memory"), "{text}");
 }
 
@@ -406,12 +406,12 @@ fn a_fence_waits_for_what_was_submitted_and_for_no_longer_than_its_limit() {
     let engines = engines(2);
     let mut outcomes = Vec::new();
     for engine in &engines {
-        let (operation, settled) = probe(|| {
+        let (operation, completed) = probe(|| {
             std::thread::sleep(Duration::from_millis(50));
             Ok(())
         });
         engine.submit(gather(4), operation).unwrap();
-        outcomes.push(settled);
+        outcomes.push(completed);
     }
     engines[0].fence(Duration::from_secs(10)).unwrap();
     assert_eq!(outcomes[0].try_recv(), Ok(Ok(())));
@@ -434,12 +434,12 @@ fn what_was_read_of_gradients_while_the_group_failed_is_an_error() {
 fn closing_waits_for_callbacks_that_run() {
     let engine = engines(1).remove(0);
     let (finished, is_finished) = channel();
-    let (operation, settled) = with_callback(move || {
+    let (operation, completed) = with_callback(move || {
         std::thread::sleep(Duration::from_millis(200));
         let _ = finished.send(());
     });
     engine.submit(gather(4), operation).unwrap();
-    outcome(&settled).unwrap();
+    outcome(&completed).unwrap();
     engine.close();
     assert_eq!(is_finished.try_recv(), Ok(()));
 }
@@ -449,14 +449,14 @@ fn after_a_peer_is_lost_every_later_collective_says_so() {
     let mut engines = engines(2);
     drop(engines.pop());
     let survivor = engines.pop().unwrap();
-    let (operation, settled) = probe(|| Ok(()));
+    let (operation, completed) = probe(|| Ok(()));
     survivor.submit(gather(4), operation).unwrap();
-    let first = outcome(&settled).unwrap_err();
+    let first = outcome(&completed).unwrap_err();
     assert!(first.contains("lost rank 1"), "{first}");
     let (operation, _) = probe(|| Ok(()));
     let mut later = survivor.submit(gather(4), operation).map_err(|e| e.to_string());
     while later.is_ok() {
-        // The queue is closed right after the first was settled.
+        // The queue is closed right after the first one is complete.
         let (operation, _) = probe(|| Ok(()));
         later = survivor.submit(gather(4), operation).map_err(|e| e.to_string());
     }

@@ -2,5 +2,8 @@
 
 mod collectives;
 mod devices;
+mod gradient_case;
+mod gradient_reference;
 mod gradients;
+mod harness;
 mod lifecycle;

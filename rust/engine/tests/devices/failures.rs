@@ -1,12 +1,12 @@
-//! What goes wrong on GPUs: every time an error in words, on every rank, and never a hang or a panic.
+//! Whatever goes wrong on a GPU is an error that says so, on every rank, and never a hang or a panic.
 
 use super::gpu::{self, Gpu, Pending, bring, call_for, gpus, submit, submit_brought};
 use super::standin::Standin;
 use super::{exchange, gradients};
 use crate::collective::call::{Call, CollectiveKind};
 use crate::collective::types::DataType;
-use crate::engine::tests::collectives::{Member, call};
-use crate::engine::tests::gradients::{self as cpu, Case, kept_of, two_hosts};
+use crate::engine::tests::gradient_case::{self as cpu, Case, kept_of, two_hosts};
+use crate::engine::tests::harness::{Member, call};
 use crate::error::Result;
 use crate::gradients::BucketState;
 use std::time::{Duration, Instant};
@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 const CUDA_ERROR_OUT_OF_MEMORY: i32 = 2;
 const CUDA_ERROR_LAUNCH_FAILED: i32 = 719;
 const NCCL_REMOTE_ERROR: i32 = 6;
-/// Of a test's calls that are to time out.
+/// The timeout of calls that should time out.
 const SHORT: Duration = Duration::from_millis(700);
 const AN_HOUR: Duration = Duration::from_secs(3600);
-/// Enough for everything here that must not hang.
+/// Nothing here may take longer.
 const BOUND: Duration = Duration::from_secs(15);
 
 /// A group of two hosts that has made its first exchanges: the communicators are there, and the next
@@ -40,7 +40,7 @@ fn begin(case: &Case, members: &[Member], gpus: &[Gpu], timeout: Duration) -> Ve
     begin_after(case, members, gpus, timeout, || ())
 }
 
-/// The same, with something that happens after the tensors were brought, and before the calls.
+/// The same, calling `before` after the tensors are on the GPUs and before the calls.
 fn begin_after(
     case: &Case,
     members: &[Member],
@@ -61,7 +61,7 @@ fn begin_after(
     members.iter().zip(gpus).zip(tensors).map(begin).collect()
 }
 
-/// The error that every later call on this rank gets; it may take a moment.
+/// The error that every later call on this rank gets, once there is one.
 fn later_error(member: &Member) -> String {
     let start = Instant::now();
     loop {
@@ -77,9 +77,9 @@ fn assert_has(text: &str, parts: &[&str]) {
     assert!(parts.iter().all(|part| text.contains(part)), "{text}");
 }
 
-/// Ends a group, which must not take long whatever is under way.
+/// Ends a group, which must not take long whatever it is doing.
 fn end(members: Vec<Member>, pending: Vec<Result<Pending>>) {
-    // What is still on a stream works on them: torch's allocator keeps such memory too.
+    // Work on a stream may still use them: torch's allocator keeps such memory too.
     std::mem::forget(pending);
     let start = Instant::now();
     drop(members);
@@ -115,7 +115,7 @@ fn a_gpu_that_stands_still_is_late_at_the_deadline_and_ends_no_later_than_its_gr
     standin.freeze(gpus[1].engine_stream.raw(), true);
     let pending = begin(&case, &members, &gpus, SHORT);
     for member in &members {
-        // Who notices it first tells the other.
+        // The rank that notices first tells the other.
         let text = later_error(member);
         assert_has(&text, &["Timed out after 0.7 s", "all_reduce of 3000 elements", "#4"]);
     }
@@ -160,10 +160,10 @@ fn a_rank_that_is_gone_while_its_gpu_is_waited_for_is_named_at_once() {
     standin.clear();
 }
 
-/// Waits until `waits` returns, while the other rank is lost, and returns what it says.
+/// Runs `waits` while the other rank is lost, and returns its result.
 fn while_a_rank_is_lost(gone: Member, waits: impl FnOnce() -> String) -> String {
     let leaving = std::thread::spawn(move || {
-        // By then the other one waits.
+        // By then the other rank is waiting.
         std::thread::sleep(Duration::from_millis(300));
         gone.engine.abort("out of memory");
         gone
@@ -237,7 +237,7 @@ fn a_gpu_is_free_again_when_another_rank_of_its_host_is_lost() {
     let standin = Standin::ready();
     let (case, mut members, gpus) =
         group_of(Case { hosts: vec![0, 0, 1, 1], ..two_hosts(vec![3000]) });
-    // What is within the host stands before what is across hosts, on the streams of the others.
+    // On the other ranks' streams, work within the host comes before work across hosts.
     standin.freeze(gpus[1].engine_stream.raw(), true);
     let pending = begin(&case, &members, &gpus, AN_HOUR);
     assert!(pending.iter().flatten().all(|one| one.outcome().is_none()));
@@ -284,7 +284,7 @@ fn a_group_that_ends_well_leaves_nccl_in_order_and_else_aborts() {
             std::thread::sleep(Duration::from_millis(300));
             standin.freeze(gpus[1].stream.raw(), false);
         });
-        // It is given the time to finish what is on its streams.
+        // It has the time to finish the work on its streams.
         drop(members);
     });
     assert_eq!(standin.aborted(), before);
@@ -316,7 +316,7 @@ fn a_call_of_the_driver_or_of_nccl_that_fails_is_an_error_with_its_name_on_every
         let (case, members, gpus) = group();
         let fails = || standin.fail_next(function, code);
         let begun = begin_after(&case, &members, &gpus, SHORT, fails);
-        // Whoever has met it says so: at the call, or to all ranks later.
+        // The rank that it happens to reports it, at the call or later to all ranks.
         let mut texts: Vec<String> = Vec::new();
         for one in &begun {
             match one {
@@ -328,7 +328,7 @@ fn a_call_of_the_driver_or_of_nccl_that_fails_is_an_error_with_its_name_on_every
             members.iter().filter_map(|m| m.engine.check_usable().err()).map(|e| e.to_string()),
         );
         assert!(texts.iter().any(|text| text.contains(function)), "{function}: {texts:?}");
-        // No GPU waits for what another never got to do.
+        // No GPU waits for work that another never enqueued.
         gpus.iter().for_each(|gpu| gpu.engine_stream.synchronize(BOUND).unwrap());
         end(members, begun);
         standin.clear();
@@ -352,13 +352,13 @@ fn a_gpu_that_one_rank_cannot_use_is_told_to_all_and_the_group_goes_on() {
         }
     };
     told(&|| (), &["rank 0", "cannot take part: GPU 0 cannot be used: cuModuleLoadData"]);
-    // It is tried again.
+    // Opening it again tries again.
     gpus[0].open(&members[0]).unwrap();
     let fails = || standin.fail_next("cuEventRecord", CUDA_ERROR_LAUNCH_FAILED);
     told(&fails, &["rank 0", "cannot take part: GPU 0: cuEventRecord"]);
     exchange(&case, &members, &gpus, &gradients(&case, 0));
 
-    // One that cannot be used at all is no reason why others cannot.
+    // A GPU that cannot be used does not keep others from being used.
     let (bad, good): (Vec<_>, Vec<_>) = (2..4).map(|n| (Gpu::new(n), Gpu::new(n + 2))).unzip();
     standin.fail_next("cuModuleLoadData", CUDA_ERROR_OUT_OF_MEMORY);
     for gpus in [&bad, &good] {
@@ -383,7 +383,7 @@ fn ranks_that_cannot_meet_in_nccl_are_told_why() {
         let begun = begin(&case, &members, &gpus, BOUND);
         let texts: Vec<_> =
             begun.iter().map(|one| one.as_ref().unwrap().outcome().unwrap()).collect();
-        // An id that nobody could make is known to all; who could not sit down tells the others.
+        // All see that there is no id; a rank that cannot join tells the others.
         assert!(texts.iter().all(|text| text.contains(function)), "{texts:?}");
         assert!(
             !is_at_all || texts.iter().all(|text| text.contains("GPU path of rank 0")),
@@ -418,14 +418,14 @@ fn an_exchange_goes_on_while_another_thread_captures_a_graph() {
     let standin = Standin::ready();
     let (case, members, gpus) = group();
     let pending = begin(&case, &members, &gpus, BOUND);
-    // Another stream than that of the call.
+    // A different stream than the call's.
     let other = gpu::more_gpus(&members);
     standin.capture(other[0].stream.raw(), true);
-    let settled: Vec<_> = pending.into_iter().map(|one| one.unwrap().settled()).collect();
-    // The watchdog asks for its end meanwhile.
+    let completed: Vec<_> = pending.into_iter().map(|one| one.unwrap().completed()).collect();
+    // The watchdog polls for its completion meanwhile.
     std::thread::sleep(Duration::from_millis(200));
     standin.capture(other[0].stream.raw(), false);
-    settled.into_iter().for_each(|one| drop(one.content()));
+    completed.into_iter().for_each(|one| drop(one.content()));
     assert!(members.iter().all(|member| member.engine.check_usable().is_ok()));
     standin.assert_clean();
 }
@@ -476,8 +476,8 @@ fn a_tensor_that_is_no_gradient_is_begun_on_the_inner_backend() {
     };
     let pending: Vec<_> = members.iter().zip(&gpus).map(begin).collect();
     for one in pending {
-        // The inner backend of these tests changes nothing.
-        assert_eq!(one.settled().content(), vec![1; 64]);
+        // The inner backend of these tests leaves tensors as they are.
+        assert_eq!(one.completed().content(), vec![1; 64]);
     }
     standin.assert_clean();
 }

@@ -1,13 +1,13 @@
 //! A GPU of a rank, as a training job uses it: a stream of its own, tensors, and operations on them. It
-//! does what csrc does with torch's streams, with the driver alone.
+//! does with the driver alone what csrc does with torch's streams.
 
 use super::LIMIT;
 use crate::collective::call::{Call, CollectiveKind, OnDevice};
 use crate::collective::span::{Memory as Tensors, Span};
 use crate::cuda::{Context, DeviceMemory, Event, Stream};
 use crate::engine::operation::Operation;
-use crate::engine::tests::collectives::{Member, OnTensors, Tensor, call};
-use crate::engine::tests::gradients::{Case, data_type, encode};
+use crate::engine::tests::gradient_case::{Case, data_type, encode};
+use crate::engine::tests::harness::{Member, OnTensors, Tensor, call};
 use crate::error::{Error, Result};
 use crate::transport::interrupt::Interrupt;
 use cudarc::driver::result::{self, stream};
@@ -15,13 +15,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What was handed to the driver to read or write later must stay where it is until then.
+/// Memory that the driver reads or writes later, so it must not move until then.
 type Bytes = Vec<u8>;
 
 pub struct Gpu {
     pub device: i32,
     pub context: Arc<Context>,
-    /// The job's stream, and the one that the engine was given.
+    /// The job's stream, and the engine's.
     pub stream: Arc<Stream>,
     pub engine_stream: Arc<Stream>,
 }
@@ -32,7 +32,7 @@ impl Gpu {
         let context = Arc::new(Context::primary(device).unwrap());
         let stream = || {
             let _entered = context.enter().unwrap();
-            // They stay until the process ends, as those of torch's pool do.
+            // They live until the process ends, like those of torch's pool.
             let handle = stream::create(stream::StreamKind::NonBlocking).unwrap();
             Arc::new(Stream::borrowed(&context, handle as u64))
         };
@@ -72,9 +72,9 @@ fn open_from(members: &[Member], first: usize) -> Vec<Gpu> {
 pub struct OnGpu {
     span: Span,
     engine_stream: Arc<Stream>,
-    /// What the job's stream has to wait for, once it is over.
+    /// What the job's stream has to wait for, once it is complete.
     end: Mutex<Option<Event>>,
-    settled: Mutex<Option<Sender<Option<String>>>>,
+    completed: Mutex<Option<Sender<Option<String>>>>,
 }
 
 impl Operation for OnGpu {
@@ -97,8 +97,8 @@ impl Operation for OnGpu {
         false
     }
     fn complete(&self, error: Option<&Error>) -> bool {
-        if let Some(settled) = self.settled.lock().unwrap().take() {
-            let _ = settled.send(error.map(Error::to_string));
+        if let Some(completed) = self.completed.lock().unwrap().take() {
+            let _ = completed.send(error.map(Error::to_string));
         }
         false
     }
@@ -111,29 +111,29 @@ pub enum Pending {
         stream: Arc<Stream>,
         memory: DeviceMemory,
         operation: Arc<OnGpu>,
-        settled: Receiver<Option<String>>,
+        completed: Receiver<Option<String>>,
         _from: Bytes,
     },
     OnHost {
         tensor: Tensor,
-        settled: Receiver<Option<String>>,
+        completed: Receiver<Option<String>>,
     },
 }
 
 impl Pending {
-    /// How it ended, from the host's view.
+    /// The outcome, as the host sees it.
     pub fn outcome(&self) -> Option<String> {
-        let (Pending::OnGpu { settled, .. } | Pending::OnHost { settled, .. }) = self;
-        settled.recv_timeout(Duration::from_secs(60)).expect("settled within 60 s")
+        let (Pending::OnGpu { completed, .. } | Pending::OnHost { completed, .. }) = self;
+        completed.recv_timeout(Duration::from_secs(60)).expect("completed within 60 s")
     }
 
-    /// It is over from the host's view, and well.
-    pub fn settled(self) -> Pending {
+    /// Waits until it is complete for the host, without an error.
+    pub fn completed(self) -> Pending {
         assert_eq!(self.outcome(), None);
         self
     }
 
-    /// What is in the tensor, when the job's stream gets to it.
+    /// The content of the tensor, when the job's stream gets to it.
     pub fn content(self) -> Bytes {
         match self {
             Pending::OnHost { tensor, .. } => tensor.content(),
@@ -179,19 +179,19 @@ pub fn submit(gpu: &Gpu, member: &Member, call: Call, content: Bytes) -> Result<
 pub fn submit_brought(gpu: &Gpu, member: &Member, call: Call, tensor: Brought) -> Result<Pending> {
     let Brought { memory, from } = tensor;
     let span = Span { address: memory.address() as *mut u8, bytes: from.len() };
-    let (sender, settled) = channel();
+    let (sender, completed) = channel();
     let operation = Arc::new(OnGpu {
         span,
         engine_stream: gpu.engine_stream.clone(),
         end: Mutex::new(None),
-        settled: Mutex::new(Some(sender)),
+        completed: Mutex::new(Some(sender)),
     });
     let call = Call { on_device: Some(gpu.at()), ..call };
     member.engine.submit(call, operation.clone())?;
-    Ok(Pending::OnGpu { stream: gpu.stream.clone(), memory, operation, settled, _from: from })
+    Ok(Pending::OnGpu { stream: gpu.stream.clone(), memory, operation, completed, _from: from })
 }
 
-/// The call for a bucket of a case, from 0.
+/// The call for a bucket of a case; the first is 0.
 pub fn call_for(case: &Case, bucket: usize, is_tagged: bool) -> Call {
     let mut call =
         call(CollectiveKind::AllReduce, data_type(case.element), 0, case.buckets[bucket]);
@@ -229,10 +229,10 @@ pub fn exchange(
     is_tagged: bool,
 ) -> Vec<Bytes> {
     let pending = begin(case, member, gpu, gradients, is_tagged);
-    pending.into_iter().map(|one| one.settled().content()).collect()
+    pending.into_iter().map(|one| one.completed().content()).collect()
 }
 
-/// The same, each bucket in a place of its own: on a GPU, or in the memory of the host.
+/// The same, with each bucket on a GPU of its own or in host memory.
 pub fn exchange_on(
     case: &Case,
     member: &Member,
@@ -240,7 +240,7 @@ pub fn exchange_on(
     gradients: &[Vec<f32>],
 ) -> Vec<Bytes> {
     let pending = begin_on(case, member, places, gradients);
-    pending.into_iter().map(|one| one.settled().content()).collect()
+    pending.into_iter().map(|one| one.completed().content()).collect()
 }
 
 /// Begins it.
@@ -257,11 +257,11 @@ pub fn begin_on(
             None => {
                 let tensor = Tensor::new(&content, 64, None);
                 let memory = Tensors { inputs: Vec::new(), outputs: vec![tensor.span()] };
-                let (sender, settled) = channel();
-                let settle = Mutex::new(Some(sender));
-                let operation = OnTensors { memory, obstacle: None, settled: settle };
+                let (sender, completed) = channel();
+                let complete = Mutex::new(Some(sender));
+                let operation = OnTensors { memory, obstacle: None, completed: complete };
                 member.engine.submit(call, Arc::new(operation)).unwrap();
-                Pending::OnHost { tensor, settled }
+                Pending::OnHost { tensor, completed }
             }
         }
     };

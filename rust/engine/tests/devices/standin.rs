@@ -1,10 +1,10 @@
-//! The hooks of the stand-in, which its libcuda and libnccl offer beside CUDA's and NCCL's functions.
+//! The hooks that the stand-in's libcuda and libnccl have besides CUDA's and NCCL's functions.
 
 use libloading::os::unix::{Library, Symbol};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// One test at a time has it: its devices and its counters are the process's.
+/// Only one test at a time has it, because its devices and counters belong to the process.
 pub struct Standin {
     cuda: Library,
     nccl: Library,
@@ -12,7 +12,7 @@ pub struct Standin {
 }
 
 impl Standin {
-    /// The stand-in as it is at first.
+    /// The stand-in in its initial state.
     pub fn ready() -> Standin {
         static ONLY: Mutex<()> = Mutex::new(());
         let only = ONLY.lock().unwrap_or_else(PoisonError::into_inner);
@@ -49,7 +49,7 @@ impl Standin {
         Self::hook::<extern "C" fn(usize)>(&self.nccl, "standin_nccl_set_small")(bytes);
     }
 
-    /// How long NCCL takes at least until something is on its stream.
+    /// The least time that NCCL takes to enqueue something.
     pub fn delay_nccl(&self, microseconds: c_int) {
         Self::hook::<extern "C" fn(c_int)>(&self.nccl, "standin_nccl_delay_calls")(microseconds);
     }
@@ -59,7 +59,7 @@ impl Standin {
         Self::hook::<extern "C" fn() -> c_int>(&self.nccl, "standin_nccl_aborted")()
     }
 
-    /// How often two streams have touched something with no event between them, and the last time.
+    /// How often two streams touched the same memory with no event between them, and the last case.
     pub fn races(&self) -> (c_int, String) {
         let count = Self::hook::<extern "C" fn() -> c_int>(&self.cuda, "standin_races")();
         (count, self.text("standin_last_race"))
@@ -69,7 +69,7 @@ impl Standin {
         Self::hook::<extern "C" fn() -> u64>(&self.cuda, "standin_host_waits")()
     }
 
-    /// Nothing was touched by two streams without an order, or that should not be touched at all.
+    /// Nothing was touched by two streams without an order, or out of bounds.
     pub fn assert_clean(&self) {
         let faults = Self::hook::<extern "C" fn() -> c_int>(&self.cuda, "standin_faults")();
         assert_eq!((faults, self.text("standin_last_fault")), (0, String::new()));
@@ -95,7 +95,7 @@ impl Standin {
         hook(stream as *mut c_void, is_capturing.into());
     }
 
-    /// This communicator says from now on that this has happened.
+    /// From now on this communicator reports this error.
     pub fn set_async_error(&self, communicator: *mut c_void, code: c_int) {
         type Hook = extern "C" fn(*mut c_void, c_int);
         Self::hook::<Hook>(&self.nccl, "standin_nccl_set_async_error")(communicator, code);
