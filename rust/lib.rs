@@ -1,11 +1,10 @@
 //! The engine of gflow, a `torch.distributed` backend.
 //!
-//! A collective enters through [`bridge`], waits in the queue of its group's [`engine`], is agreed
-//! on and carried out with the other ranks by [`collective`], which adds up with [`simd`] and
-//! moves bytes over a [`transport`], and is counted by [`observe`]. What is sent of a gradient is
-//! calculated by [`codec`], which knows nothing but [`simd`], or on a GPU by [`cuda`], which
-//! knows the types of both. Nothing in this crate knows about Python or torch's types, and nothing
-//! in it may end the process.
+//! A collective enters through [`bridge`] and waits in the queue of its group's [`engine`]. The ranks
+//! agree on it and carry it out in [`collective`], which sums with [`simd`] and moves bytes over a
+//! [`transport`]. A gradient bucket that crosses hosts goes through [`gradients`], which selects and packs
+//! what is sent with [`codec`], or on a GPU with [`cuda`]. [`observe`] counts and logs. Nothing below the
+//! bridge knows about Python or torch's types, and nothing here may end the process.
 //!
 //! Dependencies point downward only. A folder may use those after the next `>`, and everything may
 //! use the leaves (`tools/check_layers.py`, run by `make lint`, reads these two lines):

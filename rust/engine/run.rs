@@ -25,8 +25,8 @@ const NO_LIMIT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 pub struct PendingCollective {
     pub seq: u64,
     pub operation: Arc<dyn Operation>,
-    /// Whether this rank submitted it as a gradient, and so measures its time as gradient traffic.
-    pub is_traffic: bool,
+    /// Whether this rank submitted it as a gradient, which the overlap timer counts.
+    pub is_timed: bool,
 }
 
 /// A collective that has an outcome, which its waiters don't know yet.
@@ -66,11 +66,10 @@ impl<'a> Run<'a> {
     /// Carries out a collective, or takes its gradient to be exchanged with others.
     pub fn perform(&mut self, mut job: Job) -> Result<()> {
         let deadline = Instant::now() + job.info.call.timeout;
-        let ready = match job.info.call.complaint.is_empty() {
-            true => self.make_ready(&job),
-            false => Err(None),
-        };
-        match ready {
+        if !job.info.call.complaint.is_empty() {
+            return self.decline(&job.info, deadline);
+        }
+        match self.make_ready(&job) {
             Ok(Ready::Engine(plan, memory)) => self.perform_in_memory(job, plan, &memory, deadline),
             Ok(Ready::Device(memory, done)) => {
                 self.perform_on_device(job, &memory, &done, deadline)
@@ -79,14 +78,16 @@ impl<'a> Run<'a> {
                 let agreed = self.agree(&job.info, TensorInfo::default(), deadline)?;
                 self.perform_inner(job, &agreed, &done)
             }
-            Err(obstacle) => {
-                // The others are told why this rank can't take part, so that all raise.
-                if let Some(error) = obstacle {
-                    job.info.call.complain_of(&error);
-                }
-                self.agree(&job.info, TensorInfo::default(), deadline).map(|_| ())
+            Err(error) => {
+                job.info.call.complain_of(&error);
+                self.decline(&job.info, deadline)
             }
         }
+    }
+
+    /// Tells the others why this rank can't take part, so that all raise.
+    fn decline(&mut self, info: &CollectiveInfo, deadline: Instant) -> Result<()> {
+        self.agree(info, TensorInfo::default(), deadline).map(|_| ())
     }
 
     /// Exchanges and completes all gradients that are held or under way.
@@ -97,24 +98,23 @@ impl<'a> Run<'a> {
     }
 
     /// Everything that can fail on one rank alone, before the others are told that it takes part.
-    fn make_ready(&self, job: &Job) -> std::result::Result<Ready, Option<Error>> {
+    fn make_ready(&self, job: &Job) -> Result<Ready> {
         let interrupt = || {
             Interrupt::new()
                 .map(Arc::new)
-                .map_err(|error| Some(Error::Operation(format!("no event descriptor: {error}"))))
+                .map_err(|error| Error::Operation(format!("no event descriptor: {error}")))
         };
         if let Some(ticket) = job.device.as_deref() {
             // Before anything touches the tensors: the caller's stream may still be writing them.
-            let waits = ticket.queue.wait(&ticket.ready);
-            waits.map_err(|fault| Some(Error::Operation(fault.0)))?;
-            job.operation.prepare().map_err(Some)?;
-            return Ok(Ready::Device(job.operation.open().map_err(Some)?, interrupt()?));
+            ticket.queue.wait(&ticket.ready).map_err(|fault| Error::Operation(fault.0))?;
+            job.operation.prepare()?;
+            return Ok(Ready::Device(job.operation.open()?, interrupt()?));
         }
-        job.operation.prepare().map_err(Some)?;
+        job.operation.prepare()?;
         let fabric = &self.core.fabric;
         match Plan::of(&job.info.call.view, fabric.size(), fabric.topology()) {
             Some(plan) => {
-                let mut memory = job.operation.open().map_err(Some)?;
+                let mut memory = job.operation.open()?;
                 plan.arrange(&mut memory, fabric.size());
                 Ok(Ready::Engine(plan, memory))
             }
@@ -299,7 +299,7 @@ impl<'a> Run<'a> {
                 bytes: call.bytes,
             });
         }
-        let collective = PendingCollective { seq: *seq, operation, is_traffic: call.gradient };
+        let collective = PendingCollective { seq: *seq, operation, is_timed: call.gradient };
         self.finished.push(Finished { collective, outcome });
     }
 }

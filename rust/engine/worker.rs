@@ -38,7 +38,7 @@ pub fn run(shared: &Shared, job: Job) {
     let pending = PendingCollective {
         seq: job.info.seq,
         operation: job.operation.clone(),
-        is_traffic: job.info.call.gradient,
+        is_timed: job.info.call.gradient,
     };
     complete(shared, Some(pending), |run| run.perform(job));
 }
@@ -72,10 +72,9 @@ fn complete(
     drop(core);
     // Before completing: if no thread can be started, callbacks run here, and may submit and wait.
     shared.queue.done();
-    for Finished { collective: PendingCollective { seq, operation, is_traffic }, outcome } in
-        finished
+    for Finished { collective: PendingCollective { seq, operation, is_timed }, outcome } in finished
     {
-        if is_traffic {
+        if is_timed {
             shared.overlap.end(Instant::now());
         }
         shared.complete(&operation, outcome.err().as_ref());
