@@ -4,7 +4,7 @@
 //! peer. Neither may run on the worker, and a task that blocks must not hold up the next: if no thread is
 //! idle, another is started. An idle thread ends after a while, so an idle group has none.
 
-use crate::observe::log::in_same_group;
+use crate::observe::threads;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -53,9 +53,7 @@ impl BlockingPool {
             return;
         }
         let pool = self.clone();
-        let started = std::thread::Builder::new()
-            .name("gflow-blocking".into())
-            .spawn(in_same_group(move || pool.serve()));
+        let started = threads::spawn("gflow-blocking", move || pool.serve());
         if started.is_err() {
             // No thread can be started: better late than never, so the caller runs it.
             self.serve_waiting();

@@ -14,8 +14,8 @@ use crate::error::{Error, Result};
 use crate::gradients::{CompressionStarted, Courier, DeviceTicket, Obstacle};
 use crate::observe::counters::Counts;
 use crate::observe::gradient_counters::GradientCounts;
-use crate::observe::log::in_same_group;
 use crate::observe::overlap::OverlapTimes;
+use crate::observe::threads;
 use crate::transport::interrupt::Interrupt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -47,12 +47,11 @@ impl Engine {
             shared.core().gradients.set_courier(Courier::new(ring, Box::new(watch)));
         }
         let worker_shared = shared.clone();
-        std::thread::Builder::new()
-            .name(format!("gflow-{name}"))
-            .spawn(in_same_group(move || {
-                worker::serve(&worker_shared);
-                worker_shared.activity.worker_ended();
-            }))
+        let serve = move || {
+            worker::serve(&worker_shared);
+            worker_shared.activity.worker_ended();
+        };
+        threads::spawn(&format!("gflow-{name}"), serve)
             .map_err(|error| Error::Connect(format!("could not start a thread: {error}")))?;
         let process = std::process::id();
         Ok(Engine { shared, interrupt, process, closed: AtomicBool::new(false) })

@@ -6,6 +6,7 @@
 //! The results do not depend on which thread does which chunk.
 
 use crate::codec::{ChunkGrid, ChunkNorms, Gradient, Momentum, accumulate};
+use crate::observe::threads;
 use std::sync::{Mutex, PoisonError};
 
 /// A thread takes about this many elements at a time. Starting a thread takes as long as some ten
@@ -39,8 +40,7 @@ impl<'a> ShardSlice<'a> {
             done
         };
         let mut done = std::thread::scope(|scope| {
-            let helper = std::thread::Builder::new().name("gflow-helper".to_string());
-            let helper = helper.spawn_scoped(scope, || work(&mut Vec::new()));
+            let helper = threads::spawn_scoped(scope, "gflow-helper", || work(&mut Vec::new()));
             let mut done = work(scratch);
             // If it could not be started, this thread has done everything.
             if let Ok(helper) = helper {

@@ -5,7 +5,7 @@
 use super::parcel::Parcel;
 use crate::collective::ring::Ring;
 use crate::error::Error;
-use crate::observe::log::in_same_group;
+use crate::observe::threads;
 use crate::transport::{Failure, Watch};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,9 +60,7 @@ impl Courier {
 
     pub fn send(&mut self, parcel: Parcel) -> Result<(), Failure> {
         if let Some(thread) = self.not_started.take() {
-            std::thread::Builder::new()
-                .name("gflow-courier".to_string())
-                .spawn(in_same_group(move || thread.run()))
+            threads::spawn("gflow-courier", move || thread.run())
                 .map_err(|error| Failure::Broken(format!("could not start a thread: {error}")))?;
         }
         self.orders.send(parcel).map_err(|_| has_ended())

@@ -6,6 +6,7 @@
 
 use super::segment::Segment;
 use super::unix_link::{UnixLink, WaitBounds};
+use crate::observe::threads;
 use crate::transport::handshake::{self, Caller, HANDSHAKE_LIMIT, Key, RETRY_PAUSE};
 use crate::transport::interrupt::Interrupt;
 use crate::transport::named_ranks;
@@ -150,8 +151,7 @@ impl FdExchange<'_> {
                     let _ = sender.send(self.accept(stream, over));
                 };
                 // If no thread can be started, the connection is dropped and the peer retries.
-                let thread = std::thread::Builder::new().name("gflow-handshake".into());
-                let _ = thread.spawn_scoped(scope, accept);
+                let _ = threads::spawn_scoped(scope, "gflow-handshake", accept);
             };
             let result = self.collect(listener, expected, &start_handshake, &received, segments);
             over.raise();

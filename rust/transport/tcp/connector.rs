@@ -4,6 +4,7 @@
 //! connect in any order and for several purposes, while this rank may be busy reaching others. So a
 //! thread accepts them, and early ones wait until they are asked for.
 
+use crate::observe::threads;
 use crate::transport::handshake::{self, Caller, HANDSHAKE_LIMIT, Key, RETRY_PAUSE};
 use crate::transport::interrupt::Interrupt;
 use crate::transport::socket::prepare;
@@ -94,8 +95,7 @@ impl Connector {
             accepted: sender,
             closing: closing.clone(),
         };
-        let thread = std::thread::Builder::new().name("gflow-accept".into());
-        thread.spawn(move || acceptor.serve())?;
+        threads::spawn("gflow-accept", move || acceptor.serve())?;
         let last = "nobody connected".to_string();
         Ok(Connector { config, accepted, early: HashMap::new(), last, closing })
     }
@@ -237,7 +237,7 @@ impl Acceptor {
             let _ = accepted.send(outcome.map(|caller| (caller, stream)));
         };
         // If no thread can be started, the connection is dropped and the peer retries.
-        let _ = std::thread::Builder::new().name("gflow-handshake".into()).spawn(shake);
+        let _ = threads::spawn("gflow-handshake", shake);
     }
 }
 
