@@ -68,11 +68,7 @@ impl Queue {
         let mut state = self.lock();
         state.check_open()?;
         let job = state.number(call, operation, device);
-        let seq = job.info.seq;
-        state.tasks.push_back(Task::Collective(job));
-        drop(state);
-        self.changed.notify_one();
-        Ok(seq)
+        Ok(self.append(state, job))
     }
 
     /// Appends a flush, which has no number. Does nothing if the queue is closed.
@@ -100,11 +96,15 @@ impl Queue {
             state.busy = true;
             return Ok(Submitted::RunHere(job));
         }
+        Ok(Submitted::Queued(self.append(state, job)))
+    }
+
+    fn append(&self, mut state: MutexGuard<'_, State>, job: Job) -> u64 {
         let seq = job.info.seq;
         state.tasks.push_back(Task::Collective(job));
         drop(state);
         self.changed.notify_one();
-        Ok(Submitted::Queued(seq))
+        seq
     }
 
     /// Waits for the next task until no other is running; [`Queue::done`] ends it. `None` once the queue
