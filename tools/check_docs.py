@@ -3,7 +3,8 @@
 - A relative link leads to a file, and its #anchor to a heading there.
 - A path in backticks (`rust/engine/queue.rs`) exists.
 - A name in backticks followed by a file, as in `Queue::push` (`rust/engine/queue.rs`), stands in
-  that file; a qualified name on its own (`Queue::push`) stands somewhere in the sources.
+  that file; a qualified name on its own (`Queue::push`) stands somewhere in the sources. So does
+  the name of a type (`BlockingPool`) in the documents for developers.
 - No row of a table in README.md is too wide to be read on a narrow screen.
 - The pictures are what their source draws.
 
@@ -23,11 +24,13 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
 SOURCES = ("rust", "csrc", "torch_plugin", "tests", "examples", "benches", "tools", "docs")
 SUFFIXES = {".rs", ".cpp", ".h", ".py", ".cu", ".c", ".pyi"}
+FOR_DEVELOPERS = [ROOT / "CONTRIBUTING.md", ROOT / "docs/architecture.md"]
 WIDEST_ROW = 100
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
 NAME = r"[A-Za-z_]\w*"
+TYPE = re.compile(r"([A-Z]\w*[a-z]\w*)")
 QUALIFIED = re.compile(rf"(?:{NAME}::)+({NAME})(?:\(\))?")
 NAME_IN_FILE = re.compile(rf"`(?:{NAME}::)*({NAME})(?:\(\))?`\s+\(`([\w./-]+)`\)")
 #: Names of torch and of the standard libraries, which stand in no source of ours.
@@ -52,7 +55,7 @@ def _problems(document: Path) -> Iterator[str]:
     for code in CODE.findall(text):
         if _is_path(code) and not any(ROOT.glob(code)):
             yield f"{where}: there is no {code}"
-        name = QUALIFIED.fullmatch(code)
+        name = QUALIFIED.fullmatch(code) or (document in FOR_DEVELOPERS and TYPE.fullmatch(code))
         if name and not FOREIGN.match(code) and not _occurs(name[1], _all_sources()):
             yield f"{where}: no source has {code}"
     for name, path in NAME_IN_FILE.findall(text):
