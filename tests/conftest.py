@@ -14,7 +14,9 @@ from tests.ranks import Group, Pool, Team
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "thorough: repeats a case; only `make thorough` runs it")
+    config.addinivalue_line(
+        "markers", "thorough: slow, or repeats a case; only `make thorough` runs it"
+    )
     config.addinivalue_line(
         "markers", "gflow_only(reason): what gflow promises and Gloo does not; other backends skip"
     )

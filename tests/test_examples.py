@@ -54,6 +54,8 @@ def test_the_text_example_writes_a_sample() -> None:
     assert "\ndef " in printed
 
 
+# Slow. `make test` checks the same of shorter trainings, in tests/compression/test_resuming.py.
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(gflow, "state_dict"), reason="gflow.state_dict is not there yet")
 def test_a_training_that_was_stopped_goes_on_to_the_same_bits() -> None:
     printed = run_example("checkpoint_and_resume.py", "--check", "--steps=24", ranks=1)

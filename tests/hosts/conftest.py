@@ -16,7 +16,7 @@ _REPEATS = re.compile(
     r"|\[\w+-(one_host|1\+2|1\+2\+1|2\+2|2\+1_in_turns|2\+2_in_turns|one_machine_as_[\w+]+)\]"
     r"|\[(4-ordinary|4-small|2-bucket|2-ordinary|apart)"
     r"|\[(1\+2-bucket|1\+1-ordinary|1\+1\+1-ordinary|2\+1-small)"
-    r"|claim_to_be_one|interface|cable_that_is_out|after_a_loss.*(bucket|stopped)"
+    r"|\[\w+-both_families|claim_to_be_one|interface|cable_that_is_out|after_a_loss.*(bucket|stopped)"
 )
 
 
