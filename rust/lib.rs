@@ -6,8 +6,8 @@
 //! what is sent with [`codec`], or on a GPU with [`cuda`]. [`observe`] counts and logs. Nothing below the
 //! bridge knows about Python or torch's types, and nothing here may end the process.
 //!
-//! Dependencies point downward only. A folder may use those after the next `>`, and everything may
-//! use the leaves (`tools/check_layers.py`, run by `make lint`, reads these two lines):
+//! Dependencies point downward only. A folder may use every folder after the next `>`, and
+//! everything may use the leaves (`make lint` runs `tools/check_layers.py`, which reads this):
 //!
 //! ```text
 //! bridge > engine > gradients > cuda, collective > codec, transport > observe > simd

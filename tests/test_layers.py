@@ -146,6 +146,17 @@ def test_a_name_that_is_re_exported_counts_for_the_module_that_defines_it(tree: 
     assert tree.check("--list").stdout.splitlines() == ["low::a -> low::b"]
 
 
+def test_a_path_through_an_imported_module_is_followed(tree: Tree) -> None:
+    tree.folder_of(
+        "low",
+        a="pub fn f() {}",
+        b="use super::c;\nfn f() { c::g() }",
+        c="pub use super::a::f as g;",
+    )
+    tree.passes()
+    assert "low::b -> low::a" in tree.check("--list").stdout.splitlines()
+
+
 def test_a_parent_and_a_child_that_use_each_other_are_a_ring(tree: Tree) -> None:
     tree.folder_of("low", a="use super::Own;", mod_rs="pub struct Own;\nfn f() { a::g() }")
     assert "low::a uses low (rust/low/a.rs:1)" in tree.fails()

@@ -223,7 +223,10 @@ class Crate:
         if parts[0] == "crate":
             return tuple(parts[1:])
         if parts[0] not in ("self", "super"):
-            return (*base, *parts) if parts[0] in module.children else None
+            if parts[0] in module.children:
+                return (*base, *parts)
+            imported = module.imported.get(parts[0])
+            return (*imported, *parts[1:]) if imported else None
         while parts and parts[0] in ("self", "super"):
             if parts.pop(0) == "super":
                 # In an inline `mod x { }`, the first `super` is the file itself.

@@ -105,7 +105,7 @@ impl Kernels {
                 fill(&mut gradient.borrow().part(grid.range(chunk)), *sum);
             }
         }
-        let delivered: Vec<Vec<u32>> = gradients.iter().map(|g| bits(&g.numbers())).collect();
+        let delivered: Vec<Vec<u32>> = gradients.iter().map(|g| g.bits()).collect();
         assert!(delivered.iter().all(|delivered| *delivered == delivered_to_first(&gradients)));
         Outcome {
             sums: bits(&sums),
@@ -148,7 +148,7 @@ impl Kernels {
 }
 
 fn delivered_to_first(gradients: &[OwnedGradient]) -> Vec<u32> {
-    bits(&gradients[0].numbers())
+    gradients[0].bits()
 }
 
 /// Equal parts that begin at multiples of 64 bytes, as in the ring.

@@ -76,6 +76,11 @@ pub fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }).collect()
 }
 
+/// The bits, with NaNs as they are.
+pub fn exact_bits(numbers: &[f32]) -> Vec<u32> {
+    numbers.iter().map(|number| number.to_bits()).collect()
+}
+
 /// A gradient that owns its elements.
 #[derive(Debug, Clone, PartialEq)]
 pub enum OwnedGradient {
@@ -105,6 +110,21 @@ impl OwnedGradient {
             OwnedGradient::F32(numbers) => Gradient::F32(numbers),
             OwnedGradient::F16(bits) => Gradient::F16(bits),
             OwnedGradient::BF16(bits) => Gradient::BF16(bits),
+        }
+    }
+
+    /// The bits of every element as f32, with the same NaN for all NaNs.
+    pub fn bits(&self) -> Vec<u32> {
+        bits(&self.numbers())
+    }
+
+    /// The bits of every element as stored.
+    pub fn exact_bits(&self) -> Vec<u32> {
+        match self {
+            OwnedGradient::F32(numbers) => exact_bits(numbers),
+            OwnedGradient::F16(halves) | OwnedGradient::BF16(halves) => {
+                halves.iter().map(|half| u32::from(*half)).collect()
+            }
         }
     }
 

@@ -74,7 +74,7 @@ proptest! {
             for set in available_sets() {
                 let (mut gradient, mut velocity) = (gradient.clone(), velocity.clone());
                 add_velocity_with(set, &mut gradient.borrow(), &mut velocity, momentum);
-                prop_assert_eq!(bits(&gradient.numbers()), bits(&gradient_then), "{:?}", set);
+                prop_assert_eq!(gradient.bits(), bits(&gradient_then), "{:?}", set);
                 prop_assert_eq!(bits(&velocity), bits(&velocity_then), "{:?}", set);
                 prop_assert!(velocity.iter().all(|x| x.is_finite()));
             }
@@ -122,7 +122,7 @@ proptest! {
                 for set in available_sets() {
                     let mut to = OwnedGradient::new(element, &vec![7.0; sums.len()]);
                     unpack_with(set, bytes, wire, scale, &mut to.borrow());
-                    prop_assert_eq!(bits(&to.numbers()), bits(&then), "{:?} {:?}", set, wire);
+                    prop_assert_eq!(to.bits(), bits(&then), "{:?} {:?}", set, wire);
                 }
             }
         }
@@ -304,7 +304,7 @@ fn a_poisoned_gradient_is_filled_in_its_own_type() {
         for value in [f32::INFINITY, f32::NAN, 0.0] {
             let mut gradient = OwnedGradient::new(element, &[1.0; 5]);
             fill(&mut gradient.borrow(), value);
-            assert_eq!(bits(&gradient.numbers()), bits(&[value; 5]));
+            assert_eq!(gradient.bits(), bits(&[value; 5]));
         }
     }
 }

@@ -1,8 +1,7 @@
 //! The memory of the kernels under test: with margins, and at any alignment.
 
 use super::host_kernels::HostArgument;
-use crate::codec::Gradient;
-use crate::codec::samples::bits;
+use crate::codec::samples::OwnedGradient;
 use crate::simd::element::Element;
 use half::{bf16, f16};
 use std::fmt::Debug;
@@ -79,52 +78,11 @@ impl Typed {
     }
 
     /// A copy for the CPU to work on.
-    pub(super) fn owned(&self) -> Owned {
+    pub(super) fn owned(&self) -> OwnedGradient {
         match self {
-            Typed::F32(memory) => Owned::F32(memory.content().to_vec()),
-            Typed::Sixteen(element, memory) => Owned::Sixteen(*element, memory.content().to_vec()),
+            Typed::F32(memory) => OwnedGradient::F32(memory.content().to_vec()),
+            Typed::Sixteen(Element::F16, memory) => OwnedGradient::F16(memory.content().to_vec()),
+            Typed::Sixteen(_, memory) => OwnedGradient::BF16(memory.content().to_vec()),
         }
     }
-}
-
-/// A gradient on the CPU.
-#[derive(Debug, Clone)]
-pub(super) enum Owned {
-    F32(Vec<f32>),
-    Sixteen(Element, Vec<u16>),
-}
-
-impl Owned {
-    pub(super) fn borrow(&mut self) -> Gradient<'_> {
-        match self {
-            Owned::F32(numbers) => Gradient::F32(numbers),
-            Owned::Sixteen(Element::F16, bits) => Gradient::F16(bits),
-            Owned::Sixteen(_, bits) => Gradient::BF16(bits),
-        }
-    }
-
-    /// The bits of every element, all NaNs alike.
-    pub(super) fn bits(&self) -> Vec<u32> {
-        match self {
-            Owned::F32(numbers) => bits(numbers),
-            Owned::Sixteen(Element::F16, halves) => {
-                bits(&halves.iter().map(|x| f16::from_bits(*x).to_f32_const()).collect::<Vec<_>>())
-            }
-            Owned::Sixteen(_, halves) => {
-                bits(&halves.iter().map(|x| bf16::from_bits(*x).to_f32_const()).collect::<Vec<_>>())
-            }
-        }
-    }
-
-    /// The bits of every element, telling NaNs apart.
-    pub(super) fn exact_bits(&self) -> Vec<u32> {
-        match self {
-            Owned::F32(numbers) => exact_bits(numbers),
-            Owned::Sixteen(_, halves) => halves.iter().map(|half| u32::from(*half)).collect(),
-        }
-    }
-}
-
-pub(super) fn exact_bits(numbers: &[f32]) -> Vec<u32> {
-    numbers.iter().map(|number| number.to_bits()).collect()
 }

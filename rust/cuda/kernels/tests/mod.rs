@@ -8,14 +8,14 @@ mod samples;
 
 use super::launch;
 use super::{Kernel, NOT_CHOSEN, norm_limit};
-use crate::codec::samples::{bits, lengths, numbers};
+use crate::codec::samples::{OwnedGradient, bits, exact_bits, lengths, numbers};
 use crate::codec::{ChunkGrid, Momentum, Wire, add_norms, add_partial_sum, add_velocity, select};
 use crate::simd::element::Element;
 use crate::simd::random::Random;
 use device::{Device, float, run, select_on_device};
 use half::{bf16, f16};
 use host_kernels::{HostArgument, HostKernels};
-use memory::{Guarded, Owned, Typed, exact_bits};
+use memory::{Guarded, Typed};
 use proptest::prelude::*;
 use reference::Host;
 use samples::{large_devices, small_devices, wires};
@@ -302,7 +302,7 @@ fn a_norm_that_was_limited_leaves_room_for_elements_beyond_it() {
         &sent.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<_>>(),
         false,
     );
-    let Owned::F32(delivered) = device.gradient.owned() else { panic!("it is f32") };
+    let OwnedGradient::F32(delivered) = device.gradient.owned() else { panic!("it is f32") };
     let total: Vec<f64> = delivered
         .iter()
         .zip(device.residual.content())

@@ -1,7 +1,7 @@
 //! The same stages by `codec`, on the CPU.
 
 use super::device::Device;
-use super::memory::{Owned, exact_bits};
+use crate::codec::samples::{OwnedGradient, exact_bits};
 use crate::codec::{
     ChunkGrid, Momentum, Wire, accumulate, fill, pack, return_unpack_error, scale_for, unpack,
 };
@@ -11,7 +11,7 @@ use crate::cuda::kernels::NOT_CHOSEN;
 #[derive(Debug, Clone)]
 pub(super) struct Host {
     grid: ChunkGrid,
-    pub(super) gradient: Owned,
+    pub(super) gradient: OwnedGradient,
     residual: Vec<f32>,
     pub(super) velocity: Vec<f32>,
     momentum: Option<Momentum>,
