@@ -67,7 +67,7 @@ class BuildWithCargo(BuildExtension):
 
 extension = CppExtension(
     "gflow._C",
-    sources=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").glob("*.cpp")),
+    sources=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.cpp")),
     include_dirs=[str(ROOT / "csrc"), str(TARGET / "cxxbridge"), str(TARGET / "cxxbridge/gflow")],
     extra_objects=[str(TARGET / "release" / "libgflow.a")],
     depends=[str(TARGET / "release" / "libgflow.a")],

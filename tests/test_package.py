@@ -107,7 +107,7 @@ def test_a_failure_in_rust_is_a_python_exception_with_its_message(what: str) -> 
 
 def test_an_address_that_cannot_be_listened_on_is_an_exception() -> None:
     with pytest.raises(RuntimeError, match=r"cannot listen on 192\.0\.2\.1"):
-        native.load().Door("192.0.2.1")
+        native.load().Endpoint("192.0.2.1")
 
 
 def test_gflow_is_found_beside_another_backend_for_cpu_tensors() -> None:

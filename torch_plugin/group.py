@@ -40,20 +40,20 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
     group = str(backend_options.group_id)
 
     address = own_address(store, settings["ifname"])
-    door = library.Door(address)
-    card = Card.of_this_process(rank, door.address, door.entrance, settings)
+    endpoint = library.Endpoint(address)
+    card = Card.of_this_process(rank, endpoint.address, endpoint.fd_socket, settings)
     members = backend_options.global_ranks_in_group
     meeting = meet(store, card, Party(group, size, members), settings["secret"], timeout)
 
     # Our own connections first: what keeps them from being made, we say better than Gloo.
     place = library.join(
-        door=door,
+        endpoint=endpoint,
         group=group,
         rank=rank,
         labels=_labels(meeting.cards, members),
         addresses=[card.address for card in meeting.cards],
         hosts=_hosts(meeting.cards, settings),
-        entrances=[card.entrance for card in meeting.cards],
+        fd_sockets=[card.entrance for card in meeting.cards],
         key=meeting.key,
         timeout=min(timeout, CONNECT_TIMEOUT),
         compress=settings["compress"] != "off",

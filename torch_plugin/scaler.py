@@ -54,7 +54,7 @@ def watch(
         before, skipped = scaler.get_scale(), _has_skipped(scaler)
         update(new_scale)
         after = scaler.get_scale()
-        library.take_note_of_step(backend, skipped, after / before if before else 1.0)
+        library.record_step(backend, skipped, after / before if before else 1.0)
 
     scaler.update = update_and_tell  # type: ignore[method-assign]
     setattr(scaler, _WATCHED, True)

@@ -113,7 +113,7 @@ impl Operation for CxxOperation {
     fn complete(&self, error: Option<&Error>) -> bool {
         let text = error.map(Error::to_string).unwrap_or_default();
         // An exception here means that there is nothing left to complete.
-        self.0.settle(&text, matches!(error, Some(Error::Operation(_)))).unwrap_or(false)
+        self.0.complete(&text, matches!(error, Some(Error::Operation(_)))).unwrap_or(false)
     }
 
     fn notify(&self) {

@@ -160,7 +160,7 @@ mod declared {
         fn start(&self, done: Box<Done>) -> Result<()>;
         fn finish(&self) -> Result<()>;
         fn broke_connection(&self) -> bool;
-        fn settle(&self, error: &str, as_thrown: bool) -> Result<bool>;
+        fn complete(&self, error: &str, as_thrown: bool) -> Result<bool>;
         fn notify(&self) -> Result<()>;
     }
 

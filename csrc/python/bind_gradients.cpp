@@ -1,0 +1,90 @@
+// gflow._C: gradient buckets, and what is kept of them between steps.
+#include "python/bindings.h"
+
+namespace gflow {
+namespace {
+
+using LiveBucket = std::tuple<uint32_t, size_t, size_t>;
+
+std::vector<LiveBucket> live_buckets(const BackendPtr& backend) {
+  std::vector<LiveBucket> live;
+  for (const auto& one : gflow_backend(backend).buckets()) {
+    live.emplace_back(one.number, one.nbytes, reinterpret_cast<size_t>(one.parameter));
+  }
+  return live;
+}
+
+std::pair<size_t, size_t> shard_of(const BackendPtr& backend, size_t bytes) {
+  const auto range = gflow_backend(backend).shard_of(bytes);
+  return {range.start, range.end};
+}
+
+at::Tensor to_tensor(const rust::Vec<float>& values) {
+  auto tensor = at::empty({static_cast<int64_t>(values.size())}, at::kFloat);
+  std::copy(values.begin(), values.end(), tensor.mutable_data_ptr<float>());
+  return tensor;
+}
+
+rust::Vec<float> to_rust(const at::Tensor& tensor) {
+  const auto flat = tensor.to(at::kCPU, at::kFloat).contiguous();
+  rust::Vec<float> values;
+  values.reserve(flat.numel());
+  std::copy_n(flat.const_data_ptr<float>(), flat.numel(), std::back_inserter(values));
+  return values;
+}
+
+std::tuple<uint64_t, at::Tensor, at::Tensor> bucket_state(const BackendPtr& backend,
+                                                          uint32_t number) {
+  const auto state = gflow_backend(backend).bucket_state(number);
+  return {state.step, to_tensor(state.residual), to_tensor(state.velocity)};
+}
+
+void load_bucket(const BackendPtr& backend, uint32_t number, uint64_t step,
+                 const at::Tensor& residual, const at::Tensor& velocity) {
+  gflow_backend(backend).load_bucket(number,
+                                     BucketState{step, to_rust(residual), to_rust(velocity)});
+}
+
+void set_momentum(const BackendPtr& backend, float factor, bool nesterov) {
+  gflow_backend(backend).set_momentum(factor, nesterov);
+}
+
+void keep_for_undo(const BackendPtr& backend, bool enabled) {
+  gflow_backend(backend).keep_for_undo(enabled);
+}
+
+void record_step(const BackendPtr& backend, bool skipped, float factor) {
+  gflow_backend(backend).record_step(skipped, factor);
+}
+
+void replace_broadcasts(const BackendPtr& backend, Tensors replacements) {
+  gflow_backend(backend).replace_broadcasts(std::move(replacements));
+}
+
+}  // namespace
+
+void bind_gradients(py::module_& module) {
+  module.def("live_buckets", &live_buckets, WithGilReleased(), py::arg("backend"),
+             "DDP's gradient buckets: number, bytes, and the address of a parameter of the model "
+             "or 0.");
+  module.def("shard_of", &shard_of, WithGilReleased(), py::arg("backend"), py::arg("bytes"),
+             "The bytes of a bucket that this rank carries to other hosts.");
+  module.def("bucket_state", &bucket_state, WithGilReleased(), py::arg("backend"),
+             py::arg("number"), "How often a bucket was exchanged, its residual and its velocity.");
+  module.def("load_bucket", &load_bucket, WithGilReleased(), py::arg("backend"), py::arg("number"),
+             py::arg("step"), py::arg("residual"), py::arg("velocity"),
+             "Restores what bucket_state() returned.");
+  module.def("set_momentum", &set_momentum, WithGilReleased(), py::arg("backend"),
+             py::arg("factor"), py::arg("nesterov"),
+             "Takes the momentum over from the optimizer; a factor of 0 gives it back.");
+  module.def("keep_for_undo", &keep_for_undo, WithGilReleased(), py::arg("backend"),
+             py::arg("enabled"), "Whether exchanges can be undone from now on.");
+  module.def("record_step", &record_step, WithGilReleased(), py::arg("backend"), py::arg("skipped"),
+             py::arg("factor"),
+             "The optimizer made a step, or skipped it, and scaled the gradients by `factor`.");
+  module.def("replace_broadcasts", &replace_broadcasts, WithGilReleased(), py::arg("backend"),
+             py::arg("replacements"),
+             "The next broadcasts from this rank that match in type and size send these instead.");
+}
+
+}  // namespace gflow
