@@ -24,10 +24,9 @@ void bind_log(py::module_& module) {
       .def_readonly("created", &LogRecord::created);
   module.def("start_log", &start_log, py::arg("level"),
              "Starts the engine's log, or changes its level: 0 is off, 1 errors, 4 debug.");
-  // Waits without Python's lock, so the engine and the program go on.
   module.def("next_log_records", &records, WithGilReleased(),
              "Waits for records; an empty list means that the log was stopped.");
-  module.def("stop_log", &stop_log, "Ends the log, and whoever waits for its records.");
+  module.def("stop_log", &stop_log, "Stops the log and wakes whoever waits for its records.");
 }
 
 }  // namespace gflow

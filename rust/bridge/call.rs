@@ -1,4 +1,4 @@
-//! A collective on its way in, with its description, and its outcome on the way out.
+//! Collectives: their description on the way in, their outcome on the way out.
 
 use super::group::Group;
 use super::{milliseconds, torch_codes, types};
@@ -29,10 +29,12 @@ impl Group {
         })
     }
 
+    /// Runs a send or a receive, which bypasses the queue.
     pub(super) fn submit_aside(&self, operation: SharedPtr<types::Operation>) -> Result<()> {
         self.guard(|| self.0.engine.submit_aside(Arc::new(CxxOperation(operation))))
     }
 
+    /// The backward pass has ended: no more buckets will come.
     pub(super) fn end_of_pass(&self) -> Result<()> {
         self.guard(|| {
             self.0.engine.end_of_pass();
@@ -40,6 +42,7 @@ impl Group {
         })
     }
 
+    /// Exchanges held-back buckets now: somebody waits for one.
     pub(super) fn flush(&self) -> Result<()> {
         self.guard(|| {
             self.0.engine.flush();
@@ -60,7 +63,7 @@ fn read_call(call: types::CallDescription) -> Result<Call> {
         tensors: call.tensors,
         numel: call.numel,
         layout: call.layout,
-        // The engine knows which of this rank's devices it is.
+        // The engine fills it in.
         device_slot: 0,
     };
     Ok(Call {
@@ -80,7 +83,7 @@ fn read_call(call: types::CallDescription) -> Result<Call> {
     })
 }
 
-/// A collective of the C++ side.
+/// An operation on the C++ side.
 struct CxxOperation(SharedPtr<types::Operation>);
 
 impl Operation for CxxOperation {
@@ -112,12 +115,12 @@ impl Operation for CxxOperation {
 
     fn complete(&self, error: Option<&Error>) -> bool {
         let text = error.map(Error::to_string).unwrap_or_default();
-        // An exception here means that there is nothing left to complete.
+        // If it throws, there is nothing left to complete.
         self.0.complete(&text, matches!(error, Some(Error::Operation(_)))).unwrap_or(false)
     }
 
     fn notify(&self) {
-        // A Future keeps what its callbacks threw; what arrives here has nowhere to go.
+        // The Future keeps what its callbacks throw; any other exception has nowhere to go.
         let _ = self.0.notify();
     }
 }

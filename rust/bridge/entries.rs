@@ -85,9 +85,9 @@ mod declared {
         fn announcement(self: &Group) -> Result<String>;
 
         // log.rs
-        fn start_log(level: u8);
+        fn start_log(level: u8) -> Result<()>;
         fn next_log_records() -> Result<Vec<LogRecord>>;
-        fn stop_log();
+        fn stop_log() -> Result<()>;
 
         // process.rs
         fn dtype_name(code: u8) -> Result<String>;

@@ -1,4 +1,4 @@
-//! A process group as C++ holds it: joining it, asking how it is, closing it.
+//! A process group as C++ holds it: joining it, its condition, closing it.
 
 use super::endpoint::Endpoint;
 use super::{guard, milliseconds, types};

@@ -1,4 +1,4 @@
-//! The counters of a group, and the line about compression.
+//! The counters of a group, and the line that tells the user about compression.
 
 use super::group::Group;
 use super::types;
@@ -61,7 +61,7 @@ fn compression_notice(started: &CompressionStarted) -> String {
         0 => String::new(),
         steps => format!(" after a ramp of {steps} steps"),
     };
-    // Without digits that say nothing.
+    // Rounded to 4 digits after the point.
     let percent = (density * 1e6).round() / 1e4;
     format!(
         "from this step on gradients are compressed between the {hosts} hosts: the most \

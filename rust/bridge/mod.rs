@@ -12,10 +12,12 @@
 //! | `metrics` | counters |
 //! | `log` | log records |
 //! | `process` | what concerns the whole process: forks, GPUs, deliberate failures |
+//! | `torch_codes` | torch's numbers for kinds of collective, element types and reductions |
 //!
-//! This folder translates types and makes no decisions. Every entry from C++ that can fail goes
-//! through [`guard`]: a panic becomes an error and cxx turns that into a C++ exception. A panic
-//! that reached cxx would abort the process. C++ exceptions arrive as errors with their message.
+//! This folder translates types and makes no decisions. Every entry from C++ that can fail runs in
+//! [`guard`], which turns a panic into an error, and cxx turns that into a C++ exception. A panic
+//! that reached cxx would abort the process. C++ exceptions arrive here as errors with their
+//! message.
 
 mod call;
 mod endpoint;

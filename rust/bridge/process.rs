@@ -1,4 +1,4 @@
-//! Entries that concern the whole process and no group.
+//! Entries that concern the whole process.
 
 use super::{guard, torch_codes, types};
 use crate::cuda::{self, Finding};
@@ -21,7 +21,7 @@ pub(super) fn look_for_gpus() -> Result<Vec<types::Finding>> {
     })
 }
 
-// Fork handlers: they cannot fail, and run where nothing may be caught.
+// Fork handlers: they cannot fail, and a panic could not be caught where they run.
 
 pub(super) fn before_fork() {
     fork::before();

@@ -1,4 +1,4 @@
-//! What is kept of gradients between steps: saved, loaded and corrected.
+//! What is kept of gradients between steps: saving, loading and correcting it.
 
 use super::group::{Group, read_momentum};
 use super::{milliseconds, types};
@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::gradients::BucketState;
 
 impl Group {
-    /// These buckets are gone: nothing needs to be kept of them.
+    /// Drops what is kept of buckets that no longer exist.
     pub(super) fn forget(&self, buckets: &[u32]) -> Result<()> {
         self.guard(|| {
             self.0.engine.forget(buckets);
