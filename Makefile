@@ -98,6 +98,8 @@ lint: .venv/.dev
 	cargo clippy --release --locked --all-targets --quiet -- -D warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@mkdir -p build/mypy && ln -sfn ../../torch_plugin build/mypy/gflow
+	$(BIN)/python -m mypy
 	$(BIN)/clang-format --dry-run --Werror \
 		$$(find csrc rust torch_plugin tests -name '*.cpp' -o -name '*.[ch]' -o -name '*.cu')
 

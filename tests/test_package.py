@@ -82,6 +82,14 @@ def test_a_tree_that_is_not_built_says_so(monkeypatch: pytest.MonkeyPatch) -> No
         native.load.__wrapped__()
 
 
+def test_an_old_name_still_works_and_is_said_to_be_deprecated_once() -> None:
+    source = "import gflow; assert gflow.watch is gflow.watch is gflow.watch_scaler"
+    done = run_python(source, "-W", "always")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("DeprecationWarning: gflow.watch is now gflow.watch_scaler") == 1
+    assert "watch" not in gflow.__all__
+
+
 def test_all_packages_and_their_data_are_installed() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     for folder in sorted({path.parent for path in (ROOT / "torch_plugin").rglob("*.py")}):

@@ -185,26 +185,26 @@ def test_a_long_wait_is_reported_while_it_lasts(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(rendezvous, "REPORT_SECONDS", 0.2)
-    card = rendezvous.Card.of_this_process(0, "127.0.0.1:1", "", resolve(None, {}))
+    card = rendezvous.RankInfo.of_this_process(0, "127.0.0.1:1", "", resolve(None, {}))
     store = dist.HashStore()
-    party = rendezvous.Party("g", 3, [])
+    party = rendezvous.Group("g", 3, [])
     with pytest.raises(RuntimeError, match="for ranks 1, 2 of group 'g'"):
-        rendezvous.meet(store, card, party, None, timedelta(seconds=1))
+        rendezvous.gather_ranks(store, card, party, None, timedelta(seconds=1))
     reports = [record.getMessage() for record in caplog.records]
     assert len(reports) >= 2
     assert all("waiting" in report and "ranks 1, 2" in report for report in reports)
     # Whoever gave up must not be counted or met when the next attempt is made.
     assert store.add(f"{party.prefix}/arrivals", 0) == 0
     for rank in (1, 2):
-        late = rendezvous.Card.of_this_process(rank, "127.0.0.1:1", "", resolve(None, {}))
+        late = rendezvous.RankInfo.of_this_process(rank, "127.0.0.1:1", "", resolve(None, {}))
         store.set(f"{party.prefix}/0/card/{rank}", json.dumps(dataclasses.asdict(late)))
     with pytest.raises(RuntimeError, match="rank 0 of group 'g' had waited for rank 2"):
-        rendezvous.meet(store, late, party, None, timedelta(seconds=1))
+        rendezvous.gather_ranks(store, late, party, None, timedelta(seconds=1))
 
 
 def test_a_version_that_differs_is_refused() -> None:
     settings = resolve(None, {})
-    ours = rendezvous.Card.of_this_process(0, "127.0.0.1:1", "", settings)
+    ours = rendezvous.RankInfo.of_this_process(0, "127.0.0.1:1", "", settings)
     # Of another version, so with other fields.
     theirs = {"rank": 1, "host": "other", "version": "9.9", "colour": "blue"}
     with pytest.raises(RuntimeError, match=r"rank 1 \(other\) runs gflow 9\.9"):

@@ -6,23 +6,24 @@ Example:
     >>> import torch.distributed as dist
     >>> dist.init_process_group(backend="gflow")  # doctest: +SKIP
 
-This module is imported by ``import torch`` on older versions of torch. It must never load the
-native library or import torch by itself, and must never raise.
+Older versions of torch import this module at ``import torch``. It must not raise, import torch by
+itself or load the native library.
 """
 
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from gflow.registration import register, register_on_older_torch
 from gflow.version import __version__
 
 if TYPE_CHECKING:
-    from gflow.counters import BucketMetrics, Metrics, metrics
+    from gflow.group_metrics import BucketMetrics, Metrics, metrics
     from gflow.momentum import take_momentum
     from gflow.options import Options
-    from gflow.scaler import watch
+    from gflow.scaler import watch_scaler
     from gflow.state import Loaded, State, load_state_dict, state_dict
 
 __all__ = [
@@ -38,26 +39,43 @@ __all__ = [
     "register_on_older_torch",
     "state_dict",
     "take_momentum",
-    "watch",
+    "watch_scaler",
 ]
 
-# Modules are not named like what they hold: importing one would hide the function.
-_HOMES = {
-    "BucketMetrics": "counters",
+# No module has the name of something public: importing the module would hide it.
+_MODULES = {
+    "BucketMetrics": "group_metrics",
     "Loaded": "state",
-    "Metrics": "counters",
+    "Metrics": "group_metrics",
     "Options": "options",
     "State": "state",
     "load_state_dict": "state",
-    "metrics": "counters",
+    "metrics": "group_metrics",
     "state_dict": "state",
     "take_momentum": "momentum",
-    "watch": "scaler",
+    "watch_scaler": "scaler",
 }
+
+#: Old names, and what they are called now. They will be removed in the next version.
+_DEPRECATED = {"watch": "watch_scaler"}
 
 
 def __getattr__(name: str) -> Any:
     """Import the parts that need torch only when they are used."""
-    if name not in _HOMES:
+    if name in _DEPRECATED:
+        new = _DEPRECATED[name]
+        warnings.warn(
+            f"gflow.{name} is now gflow.{new}; the old name will be removed in the next version",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        # From now on it is found without this function: the warning comes once.
+        globals()[name] = _import(new)
+        return globals()[name]
+    if name not in _MODULES:
         raise AttributeError(f"module 'gflow' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"gflow.{_HOMES[name]}"), name)
+    return _import(name)
+
+
+def _import(name: str) -> Any:
+    return getattr(importlib.import_module(f"gflow.{_MODULES[name]}"), name)

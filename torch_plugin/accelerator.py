@@ -1,5 +1,7 @@
-"""The devices beside the CPU that a group serves, and the backend that does there what the engine
-does not. It must never touch a device: a group may never use one."""
+"""The devices beside the CPU that a group serves, and their inner backends.
+
+A group may never use a device, so nothing here initializes one.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from torch.distributed import PrefixStore, Store
 
 
 @dataclass(frozen=True)
-class Place:
-    """This rank's place in a group, for a backend inside of gflow's."""
+class GroupMember:
+    """This rank in a group, as an inner backend needs it."""
 
     store: Store
     rank: int
@@ -32,10 +34,10 @@ class Accelerator:
     #: As torch spells it in ``torch.device``.
     device_type: str
     is_available: Callable[[], bool]
-    #: Makes the backend for collectives that the engine leaves alone.
-    make_inner: Callable[[Place], Any]
-    #: Whether its raw streams and addresses are CUDA's, which the engine understands. On others
-    #: everything is exchanged by the backend inside.
+    #: Makes the inner backend, for collectives that the engine does not do.
+    make_inner: Callable[[GroupMember], Any]
+    #: Whether its raw streams and addresses are CUDA's, which the engine understands. Otherwise the
+    #: inner backend exchanges everything.
     is_cuda: bool
 
 
@@ -43,20 +45,19 @@ def _has_nccl_and_gpu() -> bool:
     return torch.cuda.is_available() and dist.is_nccl_available()
 
 
-def _inner_nccl(place: Place) -> Any:
+def _inner_nccl(member: GroupMember) -> Any:
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = place.timeout
-    options.global_ranks_in_group = place.options.global_ranks_in_group
-    options.group_name = place.options.group_id
-    store = PrefixStore("nccl", place.store)
-    return dist.ProcessGroupNCCL(store, place.rank, place.size, options)
+    options._timeout = member.timeout
+    options.global_ranks_in_group = member.options.global_ranks_in_group
+    options.group_name = member.options.group_id
+    store = PrefixStore("nccl", member.store)
+    return dist.ProcessGroupNCCL(store, member.rank, member.size, options)
 
 
-# On AMD's GPUs torch says "cuda" too, but their driver is another one.
+# torch says "cuda" on AMD's GPUs too, but their driver is another one.
 CUDA = Accelerator("cuda", _has_nccl_and_gpu, _inner_nccl, is_cuda=torch.version.hip is None)
 
-#: The first that is available is served. A torch device of one's own whose streams are CUDA's can
-#: be put in front.
+#: A group serves the first that is available. To add another torch device, put it in front.
 KNOWN = [CUDA]
 
 

@@ -1,4 +1,4 @@
-"""The gflow backend behind a process group, and the native library that it belongs to."""
+"""The gflow backend behind a process group."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import torch.distributed as dist
 
 
 def group_or_default(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """``group``, or the whole world's group."""
+    """``group``, or the default group."""
     return dist.distributed_c10d._get_default_group() if group is None else group
 
 
 def backend_of(group: dist.ProcessGroup | None) -> Any:
-    """gflow's backend in ``group``: that of CPU tensors, if gflow serves those, else that of its
-    devices. What it is, the native library checks."""
+    """gflow's backend in ``group``: for CPU tensors if gflow serves those, else for its devices.
+
+    The native library checks that it is gflow's.
+    """
     group = group_or_default(group)
     served = sorted(device.type for device in group._device_types)
     # Such as "cpu:gloo,cuda:gflow".

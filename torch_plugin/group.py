@@ -11,13 +11,14 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
 from gflow import accelerator, logs, native
-from gflow.network import own_address
+from gflow.network import choose_address
 from gflow.options import Options, Settings, resolve
-from gflow.rendezvous import Card, Party, meet
+from gflow.rendezvous import Group, RankInfo, gather_ranks
 
 logger = logging.getLogger("gflow")
 
-#: Everybody is there when connecting starts, so it takes seconds or never ends. (Ctrl-C waits too.)
+#: All ranks are there when connecting starts, so it takes seconds or never ends. Ctrl-C has to
+#: wait for it.
 CONNECT_TIMEOUT = timedelta(seconds=60)
 
 
@@ -26,12 +27,12 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
 
     Args:
         backend_options: torch's ``_DistributedBackendOptions``: store, rank, size, timeout.
-        pg_options: what the user gave as ``pg_options``.
+        pg_options: the user's ``pg_options``.
     """
     settings = resolve(pg_options)
-    library = native.load()
-    logs.start(library)
-    # The Reducer asks a backend for bucket memory only if this is set; a user's own choice stays.
+    library = native.library
+    logs.start()
+    # The Reducer asks a backend for bucket memory only if this is 0; a user's own choice stays.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
 
     store: Store = backend_options.store
@@ -39,81 +40,99 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
     timeout = _as_timedelta(backend_options.timeout)
     group = str(backend_options.group_id)
 
-    address = own_address(store, settings["ifname"])
+    log = logs.GroupLogger.of(group, rank)
+    address, reason = choose_address(store, settings["ifname"])
+    log.info("using address %s: %s", address, reason)
     endpoint = library.Endpoint(address)
-    card = Card.of_this_process(rank, endpoint.address, endpoint.fd_socket, settings)
-    members = backend_options.global_ranks_in_group
-    meeting = meet(store, card, Party(group, size, members), settings["secret"], timeout)
+    own = RankInfo.of_this_process(rank, endpoint.address, endpoint.fd_socket, settings)
+    global_ranks = backend_options.global_ranks_in_group
+    found = gather_ranks(store, own, Group(group, size, global_ranks), settings["secret"], timeout)
 
-    # Our own connections first: what keeps them from being made, we say better than Gloo.
-    place = library.join(
+    # Connect before Gloo does: our errors explain better why a connection fails.
+    joined = library.join(
         endpoint=endpoint,
         group=group,
         rank=rank,
-        labels=_labels(meeting.cards, members),
-        addresses=[card.address for card in meeting.cards],
-        hosts=_hosts(meeting.cards, settings),
-        fd_sockets=[card.entrance for card in meeting.cards],
-        key=meeting.key,
+        labels=_labels(found.ranks, global_ranks),
+        addresses=[one.address for one in found.ranks],
+        hosts=_host_ids(found.ranks, settings),
+        fd_sockets=[one.fd_socket for one in found.ranks],
+        key=found.key,
         timeout=min(timeout, CONNECT_TIMEOUT),
         compress=settings["compress"] != "off",
-        **{name: settings[name] for name in _METHOD},
+        **{name: settings[name] for name in _ENGINE_OPTIONS},
     )
-    if place.notice:
-        _warn_once(place.notice)
-    inner_store = PrefixStore(meeting.prefix, store)
+    if joined.notice:
+        _warn_once(joined.notice)
+    inner_store = PrefixStore(found.prefix, store)
     gloo = _inner_gloo(PrefixStore("gloo", inner_store), rank, size, timeout, settings, address)
-    backend = {"group": place, "rank": rank, "size": size, "timeout": timeout, "gloo": gloo}
     devices = accelerator.available()
-    if devices:
-        inner = accelerator.Place(inner_store, rank, size, timeout, backend_options)
-        backend["accelerator"] = devices.device_type
-        backend["inner"] = devices.make_inner(inner)
-        backend["known_to_engine"] = devices.is_cuda
-    return library.make_backend(**backend)
+    if devices is None:
+        log.debug("inner backend: Gloo")
+        return library.make_backend(joined, rank, size, timeout, gloo)
+    log.debug("inner backends: Gloo, and one for %s", devices.device_type)
+    member = accelerator.GroupMember(inner_store, rank, size, timeout, backend_options)
+    return library.make_backend(
+        joined,
+        rank,
+        size,
+        timeout,
+        gloo,
+        accelerator=devices.device_type,
+        inner=devices.make_inner(member),
+        known_to_engine=devices.is_cuda,
+    )
 
 
-#: What the engine is told about the exchange of gradients, under the names of the options.
-_METHOD = ("density", "chunk", "warmup_steps", "ramp_steps", "wire", "fusion_bytes", "momentum")
+#: The options that the engine gets under their own names.
+_ENGINE_OPTIONS = (
+    "density",
+    "chunk",
+    "warmup_steps",
+    "ramp_steps",
+    "wire",
+    "fusion_bytes",
+    "momentum",
+)
 
 
-def _hosts(cards: list[Card], settings: Settings) -> list[str]:
-    """A word for the host of each rank."""
+def _host_ids(ranks: list[RankInfo], settings: Settings) -> list[str]:
+    """The id of each rank's host; ranks with the same id share memory."""
     if settings["compress"] == "on":
-        # Every rank is a host of its own, so that everything crosses hosts.
-        return [f"{card.host_id}/rank {card.rank}" for card in cards]
-    return [card.host_id for card in cards]
+        # Make every rank a host of its own, so that everything crosses hosts.
+        return [f"{one.host_id}/rank {one.rank}" for one in ranks]
+    return [one.host_id for one in ranks]
 
 
 _warned = False
 
 
 def _warn_once(notice: str) -> None:
-    # Every further group of the job would say the same of its own ranks.
+    # Every further group of the job would say the same.
     global _warned
     if not _warned:
         logger.warning("gflow: %s", notice)
     _warned = True
 
 
-def _labels(cards: list[Card], global_ranks: list[int]) -> list[str]:
-    def label(card: Card) -> str:
-        world = f"global rank {global_ranks[card.rank]}, " if global_ranks else ""
-        return f"rank {card.rank} ({world}host {card.host}, pid {card.pid})"
+def _labels(ranks: list[RankInfo], global_ranks: list[int]) -> list[str]:
+    def label(one: RankInfo) -> str:
+        world = f"global rank {global_ranks[one.rank]}, " if global_ranks else ""
+        return f"rank {one.rank} ({world}host {one.host}, pid {one.pid})"
 
-    return [label(card) for card in cards]
+    return [label(one) for one in ranks]
 
 
 def _inner_gloo(
     store: Store, rank: int, size: int, timeout: timedelta, settings: Settings, address: str
 ) -> Any:
-    """The Gloo backend that does what the engine does not do itself."""
+    """The Gloo backend for collectives that the engine does not do itself."""
     gloo = dist.ProcessGroupGloo
-    options = gloo._Options()
+    options = gloo._Options()  # type: ignore[attr-defined]  # not in torch's stub
     options._timeout = timeout
     interfaces = os.environ.get("GLOO_SOCKET_IFNAME")
     if settings["ifname"] is None and interfaces:
-        # Read here: what torch calls the default device does not look at the variable.
+        # Read here: torch's default device ignores the variable.
         options._devices = [gloo.create_device(interface=name) for name in interfaces.split(",")]
     else:
         options._devices = [gloo.create_device(hostname=address)]

@@ -16,10 +16,10 @@ import threading
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from gflow import options
+from gflow import native, options
 
 if TYPE_CHECKING:
-    from gflow import _C as Library
+    from gflow._C import LogRecord
 
 logger = logging.getLogger("gflow")
 
@@ -55,35 +55,34 @@ class GroupLogger(logging.LoggerAdapter[logging.Logger]):
 class _Reader:
     """The thread that brings the engine's records to ``logging``, in one process."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self) -> None:
         self.process = os.getpid()
-        self._library = library
         self._thread = threading.Thread(target=self._run, name="gflow-log", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while records := self._library.next_log_records():
+        while records := native.library.next_log_records():
             for record in records:
                 _write(record)
 
     def stop(self) -> None:
         """End the thread. It must not come back to an interpreter that is going away."""
         if os.getpid() == self.process:
-            self._library.stop_log()
+            native.library.stop_log()
             self._thread.join(_END_SECONDS)
 
 
 _reader: _Reader | None = None
 
 
-def start(library: Library) -> None:
+def start() -> None:
     """Let the engine log at the level that holds now. Called for every group that is made."""
     global _reader
     level = _level()
-    library.start_log(_engine_level(level))
+    native.library.start_log(_engine_level(level))
     # A forked child has inherited the object, but not the thread.
     if _reader is None or _reader.process != os.getpid():
-        _reader = _Reader(library)
+        _reader = _Reader()
         atexit.register(_reader.stop)
 
 
@@ -106,7 +105,7 @@ def _engine_level(level: int) -> int:
     return max(shown, default=0)
 
 
-def _write(record: Library.LogRecord) -> None:
+def _write(record: LogRecord) -> None:
     level = _PYTHON_LEVELS.get(record.level, logging.DEBUG)
     if not logger.isEnabledFor(level):
         return

@@ -1,9 +1,9 @@
-"""Momentum that is not lost on what is sent late.
+"""Momentum that is not lost on gradients that are sent late.
 
-An optimizer with momentum sees a chunk of gradient only in the steps in which it was sent, all that
-was gathered for it at once. Its momentum then pushes on in a direction that is many steps old. With
-:func:`take_momentum` the engine keeps the velocity instead, where every step's gradient is seen,
-sends it with the gradient, and clears it where it was sent if it is old by then.
+An optimizer with momentum sees a chunk of gradient only in the steps that send it, with all that
+was accumulated for it at once. Its momentum then keeps pushing in a direction that is many steps
+old. With :func:`take_momentum` the engine keeps the velocity instead, where every step's gradient
+is seen, sends it with the gradient, and clears it where it was sent if it is old by then.
 """
 
 from __future__ import annotations
@@ -16,58 +16,57 @@ import torch.distributed as dist
 
 from gflow import native
 from gflow.backend import backend_of, group_or_default
-from gflow.layout import models_of, parameters_of, sparse_parameters_of
+from gflow.buckets import models_of, parameters_of, sparse_parameters_of
 
 logger = logging.getLogger("gflow")
 
-#: Where an optimizer's parameter group remembers what was taken, also in its state_dict.
+#: Key of an optimizer's parameter groups, and of its state_dict, for what was taken over.
 _TAKEN = "gflow_momentum"
 _COMPRESSED = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def take_momentum(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | None = None) -> bool:
-    """Let the engine of ``group`` do the momentum of ``optimizer``, and switch off its own.
+    """Let the engine of ``group`` apply the momentum of ``optimizer``, and switch off its own.
 
-    Call it once on every rank, best when the model is wrapped in DDP, before the first step. Where
+    Call it once on every rank, best after wrapping the model in DDP, before the first step. Where
     gradients are not compressed (one host, or ``compress="off"``) the optimizer keeps its momentum.
 
-    For ``torch.optim.SGD`` with momentum, Nesterov's or not, whose parameters are those of the DDP
-    models of the group. The weight decay stays with the optimizer; because it no longer goes
-    through the momentum, it is divided by ``1 - momentum``, so that it pulls as strongly as before.
-    Adam and its kin need none of this: they divide by the size of the gradients that they see, and
-    their first moment is an average, not a sum.
+    It works for ``torch.optim.SGD`` with momentum, Nesterov's or not, whose parameters are those of
+    the group's DDP models. The weight decay stays with the optimizer; because it no longer goes
+    through the momentum, it is divided by ``1 - momentum``, which keeps its effect. Adam and its
+    relatives need none of this: they divide by the size of the gradients that they see, and their
+    first moment is an average, not a sum.
 
     Args:
-        optimizer: whose momentum is taken over.
-        group: the process group that DDP uses; by default the whole world's.
+        optimizer: its momentum is taken over.
+        group: the process group that DDP uses; by default the default group.
 
     Returns:
-        Whether the engine does the momentum from now on.
+        Whether the engine applies the momentum from now on.
 
     Example:
-        >>> model = DistributedDataParallel(network)  # doctest: +SKIP
-        >>> optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)  # doctest: +SKIP
-        >>> gflow.take_momentum(optimizer)  # doctest: +SKIP
-        True
+        >>> optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        >>> gflow.take_momentum(optimizer)  # True on several hosts; this is one
+        False
     """
-    library, backend = native.load(), backend_of(group)
+    backend = backend_of(group)
     if not isinstance(optimizer, torch.optim.SGD):
         raise TypeError(
             f"gflow.take_momentum: expected a torch.optim.SGD, got {type(optimizer).__name__}. "
             "Optimizers such as Adam need no correction: use them as they are."
         )
     factor, nesterov = _momentum_of(optimizer.param_groups)
-    if not library.metrics(backend)["compresses"]:
+    if not native.library.metrics(backend)["compresses"]:
         _give_back(optimizer)
         logger.info("gflow: gradients are not compressed here: the optimizer keeps its momentum")
         return False
-    _refuse_what_would_have_none(optimizer, group_or_default(group))
-    library.set_momentum(backend, factor, nesterov)
+    _refuse_parameters_without_momentum(optimizer, group_or_default(group))
+    native.library.set_momentum(backend, factor, nesterov)
     _switch_off(optimizer, factor, nesterov)
     for state in optimizer.state.values():
-        # What it holds belongs to steps before this one; the engine starts anew.
+        # It holds the steps before this one; the engine starts anew.
         state.pop("momentum_buffer", None)
-    # A state that was saved before momentum was taken must not bring it back.
+    # Loading a state that was saved before must not bring the momentum back.
     optimizer.register_load_state_dict_post_hook(
         lambda loaded: _switch_off(loaded, factor, nesterov)
     )
@@ -80,12 +79,12 @@ def _switch_off(optimizer: Any, factor: float, nesterov: bool) -> None:
             params[_TAKEN] = [factor, nesterov]
             params["weight_decay"] = params["weight_decay"] / (1 - factor)
         params["momentum"], params["nesterov"] = 0.0, False
-    # For parameter groups that are added later.
+    # Also for parameter groups that are added later.
     optimizer.defaults["momentum"], optimizer.defaults["nesterov"] = 0.0, False
 
 
 def _give_back(optimizer: Any) -> None:
-    """Undo what an earlier job, or an earlier call, has taken."""
+    """Undo what an earlier job or call has taken over."""
     for params in optimizer.param_groups:
         if _TAKEN in params:
             params["momentum"], params["nesterov"] = params.pop(_TAKEN)
@@ -93,7 +92,7 @@ def _give_back(optimizer: Any) -> None:
 
 
 def _momentum_of(groups: list[dict[str, Any]]) -> tuple[float, bool]:
-    """The one momentum of all parameter groups, also if it was taken before."""
+    """The one momentum of all parameter groups, also if it was taken over before."""
     found = {
         tuple(params.get(_TAKEN, (params["momentum"], params["nesterov"]))) for params in groups
     }
@@ -116,10 +115,10 @@ def _momentum_of(groups: list[dict[str, Any]]) -> tuple[float, bool]:
     return float(factor), bool(nesterov)
 
 
-def _refuse_what_would_have_none(
+def _refuse_parameters_without_momentum(
     optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
 ) -> None:
-    """The engine has one momentum for all that it compresses in a group, and for nothing else."""
+    """The engine applies one momentum to all that it compresses in a group, and to nothing else."""
     own = [p for params in optimizer.param_groups for p in params["params"] if p.requires_grad]
     exact = [parameter.dtype for parameter in own if parameter.dtype not in _COMPRESSED]
     if exact:

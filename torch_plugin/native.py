@@ -1,10 +1,23 @@
-"""Loads the native library, and says clearly when it cannot be used with this torch."""
+"""Loads the native library, or explains why it cannot be used with this torch."""
 
 from __future__ import annotations
 
 import atexit
 import functools
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+__all__ = ["built_for", "library", "load", "minor_of"]
+
+if TYPE_CHECKING:
+    #: The native library, loaded when it is first used.
+    from gflow import _C as library
+else:
+
+    def __getattr__(name: str) -> ModuleType:
+        if name != "library":
+            raise AttributeError(f"module 'gflow.native' has no attribute {name!r}")
+        return load()
 
 
 @functools.cache
@@ -27,7 +40,7 @@ def load() -> ModuleType:
             f"gflow's native library could not be loaded with torch {torch.__version__} (it was "
             f"built for {built}): {error}. Reinstall gflow in this environment."
         ) from error
-    # Threads of ours that wake up after the interpreter has gone would have nowhere to go.
+    # The engine's threads must not outlive the interpreter.
     atexit.register(_C.close_all_groups)
     return _C
 
@@ -45,5 +58,10 @@ def built_for() -> str:
 
 
 def minor_of(version: str) -> str:
-    """``"2.15"`` of ``"2.15.1+cpu"``: what has to be the same."""
+    """The part of a torch version that has to match.
+
+    Example:
+        >>> minor_of("2.15.1+cpu")
+        '2.15'
+    """
     return ".".join(version.split(".")[:2])

@@ -1,4 +1,4 @@
-"""Which address of this machine the other ranks should use. It sends nothing to anybody."""
+"""Which address of this machine the other ranks should connect to. Finding out sends no packets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from torch.distributed import PrefixStore, Store, TCPStore
 
@@ -15,19 +16,36 @@ _SIOCGIFADDR = 0x8915
 _LOOPBACK = "127.0.0.1"
 
 
+class Choice(NamedTuple):
+    """An address to listen on, and why it was chosen."""
+
+    address: str
+    reason: str
+
+
 def own_address(store: Store, ifname: str | None) -> str:
     """Return the address to listen on: of ``ifname``, or of the route to the master."""
+    return choose_address(store, ifname).address
+
+
+def choose_address(store: Store, ifname: str | None) -> Choice:
+    """Choose the address to listen on, as :func:`own_address` does, and say why."""
     if ifname is not None:
-        return _address_of_interface(ifname)
+        return Choice(_address_of_interface(ifname), f"it is on the chosen interface {ifname}")
     master = _master_host(store)
     if master is None:
-        return _address_of_hostname()
+        return Choice(_address_of_hostname(), "this host's name resolves to it; no master is known")
     address = _address_towards(master)
-    if address is None or (_is_loopback(address) and not _is_loopback_name(master)):
-        # The master's own name often leads to 127.0.1.1 on the master itself, where no other
+    if address is None:
+        reason = f"there is no route to the master {master}"
+    elif _is_loopback(address) and not _is_loopback_name(master):
+        # The master's own name often resolves to 127.0.1.1 on the master itself, where no other
         # host could reach it.
-        return next(_addresses_that_others_reach(), _LOOPBACK)
-    return address
+        reason = f"the master's name {master} resolves to loopback here"
+    else:
+        return Choice(address, f"it is on the route to the master {master}")
+    reachable = next(_addresses_that_others_reach(), _LOOPBACK)
+    return Choice(reachable, f"{reason}; this is the first address that is not loopback")
 
 
 def _master_host(store: Store) -> str | None:
@@ -37,7 +55,7 @@ def _master_host(store: Store) -> str | None:
 
 
 def _address_towards(host: str) -> str | None:
-    """The local address that a packet to ``host`` would carry; connecting UDP sends none."""
+    """The local address that packets to ``host`` carry. Connecting a UDP socket sends none."""
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -86,7 +104,7 @@ def _addresses_of(interface: str) -> Iterator[str]:
             for line in table:
                 digits, *_, name = line.split()
                 address = ipaddress.IPv6Address(bytes.fromhex(digits))
-                # A link-local address is of no use without the name of its interface.
+                # A link-local address is useless without the name of its interface.
                 if name == interface and not address.is_link_local:
                     yield str(address)
     except OSError:

@@ -31,8 +31,7 @@ class Options:
     ``GFLOW_DENSITY``), or else has its default.
 
     Example:
-        >>> import gflow
-        >>> options = gflow.Options(ifname="eth1")
+        >>> options = gflow.Options(density=0.01, ifname="eth1")
         >>> dist.init_process_group("gflow", pg_options=options)  # doctest: +SKIP
 
     Attributes:

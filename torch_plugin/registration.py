@@ -1,5 +1,7 @@
-"""How torch learns the name ``gflow``. It must never load the native library: that happens when a
-group is made."""
+"""How torch learns the name ``gflow``.
+
+This runs at ``import torch``, so the native library is not loaded here but when a group is made.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,12 @@ def register() -> None:
 def register_on_older_torch() -> None:
     """Register at ``import torch`` where torch cannot look a backend up by its name.
 
-    Anything that goes wrong here would break ``import torch`` for every program of this
-    environment, so it is kept for later: ``init_process_group`` then does not know the name.
+    An exception here would break ``import torch`` for every program in this environment, so it
+    becomes a warning; ``init_process_group`` then does not know the name.
+
+    Example:
+        >>> import gflow
+        >>> gflow.register_on_older_torch()
     """
     try:
         import torch.distributed as dist

@@ -1,6 +1,6 @@
 """How the ranks of a new group find each other, through torch's store.
 
-Each rank leaves a card (where it listens, who it is, how it is configured) and waits for all
+Each rank publishes a record (where it listens, who it is, how it is configured) and waits for all
 others. Ranks that do not come are named; ranks that are configured differently are refused here,
 before they could disagree in the middle of training.
 """
@@ -21,56 +21,59 @@ from typing import Any
 
 from torch.distributed import Store
 
-from gflow.host import this_host
+from gflow.host_id import default_host_id
+from gflow.logs import GroupLogger
 from gflow.options import OPTION_SPECS, Settings
 from gflow.version import __version__
 
 logger = logging.getLogger("gflow")
 
-#: After this long, and again, the log says whom this rank is waiting for.
+#: How often a waiting rank logs what it is waiting for.
 REPORT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Party:
-    """Who is to meet: a name for messages, how many ranks, and which of the whole world."""
+class Group:
+    """A group to be made: a name for messages, how many ranks, and their global ranks."""
 
-    group: str
+    name: str
     size: int
-    #: Empty for the whole world.
+    #: Empty for the default group.
     members: list[int]
 
     @property
     def prefix(self) -> str:
-        """Keeps groups apart that torch gives the same name, one after the other."""
+        """Its keys in the store start with this: torch may reuse a destroyed group's name."""
         members = ",".join(map(str, self.members))
         return f"gflow/{self.size}-{hashlib.sha256(members.encode()).hexdigest()[:16]}"
 
 
 @dataclass(frozen=True)
-class Card:
+class RankInfo:
     """What one rank tells the others about itself."""
 
     rank: int
-    #: Where it listens for other ranks, and for those of its own host.
+    #: Where it listens for TCP connections, and for ranks of its own host that pass memory.
     address: str
-    entrance: str
+    fd_socket: str
     host: str
-    #: Ranks that have the same share memory.
+    #: Ranks with the same id share memory.
     host_id: str
     pid: int
     version: str
     settings: dict[str, Any]
 
     @classmethod
-    def of_this_process(cls, rank: int, address: str, entrance: str, settings: Settings) -> Card:
-        """The card of rank ``rank``, which listens on ``address`` and at ``entrance``."""
+    def of_this_process(
+        cls, rank: int, address: str, fd_socket: str, settings: Settings
+    ) -> RankInfo:
+        """This process as rank ``rank``, with the addresses of its endpoint."""
         return cls(
             rank=rank,
             address=address,
-            entrance=entrance,
+            fd_socket=fd_socket,
             host=socket.gethostname(),
-            host_id=settings["host_id"] or this_host(),
+            host_id=settings["host_id"] or default_host_id(),
             pid=os.getpid(),
             version=__version__,
             settings=settings.to_agree_on(),
@@ -78,61 +81,67 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """What came out of a rendezvous."""
+class Rendezvous:
+    """All ranks of a group, after they have found each other."""
 
-    cards: list[Card]
+    ranks: list[RankInfo]
+    #: The secret of the group, for its handshakes.
     key: bytes
-    #: Where this meeting has its keys in the store, and no other.
+    #: Where this rendezvous has its keys in the store.
     prefix: str
 
 
-def meet(store: Store, card: Card, party: Party, secret: str | None, timeout: timedelta) -> Meeting:
-    """Leave ``card``, wait for the cards of all ranks, and return them with the group's key."""
-    # A program may destroy a group and make it again in the same store: every rank then comes
-    # once per generation, so counting arrivals tells the generations apart.
-    arrivals = f"{party.prefix}/arrivals"
-    generation = (store.add(arrivals, 1) - 1) // party.size
-    prefix = f"{party.prefix}/{generation}"
-    if card.rank == 0 and secret is None:
+def gather_ranks(
+    store: Store, own: RankInfo, group: Group, secret: str | None, timeout: timedelta
+) -> Rendezvous:
+    """Publish ``own``, wait for all other ranks, and return them with the group's key."""
+    log = GroupLogger.of(group.name, own.rank)
+    # A program may destroy a group and make it again in the same store. Every rank arrives once per
+    # generation, so the number of arrivals tells generations apart.
+    arrivals = f"{group.prefix}/arrivals"
+    generation = (store.add(arrivals, 1) - 1) // group.size
+    prefix = f"{group.prefix}/{generation}"
+    log.debug("listening on %s; waiting for %d ranks at %s", own.address, group.size, prefix)
+    if own.rank == 0 and secret is None:
         store.set(f"{prefix}/key", secrets.token_hex(32))
-    own_key = f"{prefix}/card/{card.rank}"
-    store.set(own_key, json.dumps(dataclasses.asdict(card)))
+    own_key = f"{prefix}/card/{own.rank}"
+    store.set(own_key, json.dumps(dataclasses.asdict(own)))
     try:
-        _wait_for_cards(store, prefix, party, card.rank, timeout)
+        _wait_for_all(store, prefix, group, own.rank, timeout)
     except BaseException:
-        # Whoever comes later must not think that somebody is here who has given up.
-        store.set(own_key, json.dumps(dataclasses.asdict(card) | {"gave_up": True}))
+        # Ranks that arrive later must not count on one that has given up.
+        store.set(own_key, json.dumps(dataclasses.asdict(own) | {"gave_up": True}))
         store.add(arrivals, -1)
         raise
-    texts = [json.loads(store.get(f"{prefix}/card/{rank}")) for rank in range(party.size)]
-    _refuse_other_versions(texts)
-    gave_up = [text["rank"] for text in texts if text.pop("gave_up", False)]
+    published = [json.loads(store.get(f"{prefix}/card/{rank}")) for rank in range(group.size)]
+    _refuse_other_versions(published)
+    gave_up = [one["rank"] for one in published if one.pop("gave_up", False)]
     if gave_up:
         store.add(arrivals, -1)
         raise RuntimeError(
-            f"gflow: {_ranks(gave_up)} of group {party.group!r} had waited for rank {card.rank} "
+            f"gflow: {_ranks(gave_up)} of group {group.name!r} had waited for rank {own.rank} "
             f"and given up when it came. Start all ranks at about the same time, or give "
             f"init_process_group a larger timeout."
         )
-    cards = [Card(**text) for text in texts]
-    _refuse_different_settings(cards, party.group)
-    return Meeting(cards, _key(store, prefix, secret), prefix)
+    ranks = [RankInfo(**one) for one in published]
+    _refuse_different_settings(ranks, group.name)
+    log.debug("all %d ranks are there and agree on %s", group.size, own.settings)
+    return Rendezvous(ranks, _key(store, prefix, secret), prefix)
 
 
 def _key(store: Store, prefix: str, secret: str | None) -> bytes:
     if secret is not None:
-        # Not the same for every group: a rank of one has no business in another.
+        # Each group has its own key: a rank of one group cannot join another.
         return hashlib.sha256(f"{prefix}\n{secret}".encode()).digest()
     return bytes.fromhex(store.get(f"{prefix}/key").decode())
 
 
-def _wait_for_cards(store: Store, prefix: str, party: Party, own: int, timeout: timedelta) -> None:
-    keys = {rank: f"{prefix}/card/{rank}" for rank in range(party.size)}
+def _wait_for_all(store: Store, prefix: str, group: Group, own: int, timeout: timedelta) -> None:
+    keys = {rank: f"{prefix}/card/{rank}" for rank in range(group.size)}
     start = time.monotonic()
     reports = 1
     pause = 0.001
-    # Asked again and again, because a store that waits logs an error of its own at each timeout.
+    # Polled, because store.wait() logs an error of its own at each timeout.
     while not store.check(list(keys.values())):
         waited = time.monotonic() - start
         late = waited >= timeout.total_seconds()
@@ -142,20 +151,20 @@ def _wait_for_cards(store: Store, prefix: str, party: Party, own: int, timeout: 
             if late and missing:
                 raise RuntimeError(
                     f"gflow: rank {own} waited {waited:.0f} s for {_ranks(missing)} of group "
-                    f"{party.group!r} ({party.size} ranks expected), which did not come. Was it "
+                    f"{group.name!r} ({group.size} ranks expected), which did not come. Was it "
                     f"started, with the same world size and the same master address, and is it "
                     f"still running?"
                 )
             report = "gflow: rank %d has been waiting %.0f s for %s of group %r"
-            logger.warning(report, own, waited, _ranks(missing), party.group)
+            logger.warning(report, own, waited, _ranks(missing), group.name)
         time.sleep(pause)
         pause = min(2 * pause, 0.1)
 
 
-def _refuse_other_versions(texts: list[dict[str, Any]]) -> None:
-    # Before anything else is read: the cards of another version may have other fields.
-    first = texts[0]
-    for text in texts[1:]:
+def _refuse_other_versions(published: list[dict[str, Any]]) -> None:
+    # Before anything else is read: another version may publish other fields.
+    first = published[0]
+    for text in published[1:]:
         if text["version"] != first["version"]:
             raise RuntimeError(
                 f"gflow: rank {text['rank']} ({text['host']}) runs gflow {text['version']}, rank 0 "
@@ -163,15 +172,15 @@ def _refuse_other_versions(texts: list[dict[str, Any]]) -> None:
             )
 
 
-def _refuse_different_settings(cards: list[Card], group: str) -> None:
-    first = cards[0]
-    for card in cards[1:]:
+def _refuse_different_settings(ranks: list[RankInfo], group: str) -> None:
+    first = ranks[0]
+    for one in ranks[1:]:
         for name, value in first.settings.items():
-            if card.settings[name] != value:
+            if one.settings[name] != value:
                 raise RuntimeError(
                     f"gflow: the ranks of group {group!r} are configured differently: {name} is "
-                    f"{value!r} on rank 0 ({first.host}) and {card.settings[name]!r} on rank "
-                    f"{card.rank} ({card.host}). Give {OPTION_SPECS[name].variable} (or "
+                    f"{value!r} on rank 0 ({first.host}) and {one.settings[name]!r} on rank "
+                    f"{one.rank} ({one.host}). Give {OPTION_SPECS[name].variable} (or "
                     f"Options.{name}) the same value on every rank."
                 )
 

@@ -1,9 +1,9 @@
 """What the engine keeps of gradients from step to step, to be saved and loaded.
 
-Each rank has a state of its own: what it has not sent yet, its velocity and its steps. A training
-that goes on from a saved state is, bit for bit, the one that was not interrupted. If the ranks, the
-hosts or the model have changed since, loading says so; asked to, it brings over all that still has
-a place, so that no gradient is lost that has somewhere to go.
+Each rank has its own state: what it has not sent yet, its velocity and its steps. A training that
+continues from a saved state is bit-identical to one that was not interrupted. If the ranks, the
+hosts or the model have changed since, loading says so; with ``strict=False`` it loads all that this
+job can use, so that no gradient is lost that still belongs somewhere.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gflow import native
 from gflow.backend import backend_of, group_or_default
-from gflow.folding import (
-    Target,
-    differences,
-    different_layout,
-    fold,
-    missing_ranks,
-    saved_model,
-    shard_of,
-)
-from gflow.layout import (
-    Place,
+from gflow.buckets import (
+    Bucket,
+    buckets_of,
+    expected_layout,
+    fix_layout,
     models_of,
     names_of,
     parameters_of,
-    places_of,
-    settle,
-    usual_layout,
+)
+from gflow.restore import (
+    Target,
+    differences,
+    different_layout,
+    missing_ranks,
+    restore,
+    saved_model,
+    shard_of,
 )
 
 logger = logging.getLogger("gflow")
@@ -46,11 +46,15 @@ Models = list[DistributedDataParallel] | None
 
 
 class Loaded(NamedTuple):
-    """What came of loading a state.
+    """What loading a state has found.
 
     Attributes:
-        differences: in what the state and this job differ; empty if it was loaded as it is.
-        dropped: what of the state has no place here.
+        differences: how the state and this job differ; empty if it was loaded as it is.
+        dropped: what the state holds and this job has no use for.
+
+    Example:
+        >>> gflow.load_state_dict(gflow.state_dict())
+        Loaded(differences=[], dropped=[])
     """
 
     differences: list[str]
@@ -58,25 +62,25 @@ class Loaded(NamedTuple):
 
 
 def state_dict(group: dist.ProcessGroup | None = None, *, models: Models = None) -> dict[str, Any]:
-    """Return what this rank keeps of gradients, to be saved with ``torch.save``.
+    """Return what this rank keeps of gradients, for ``torch.save``.
 
     Every rank must save its own. Call it between two steps.
 
     Args:
-        group: the process group that DDP uses; by default the whole world's.
-        models: its DDP models, in the order in which they were wrapped. By default all that there
-            are; to be given, for saving and for loading, if two have parameters of the same names.
+        group: the process group that DDP uses; by default the default group.
+        models: its DDP models, in the order in which they were wrapped; by default all. Needed, for
+            saving and for loading, if two models have parameters of the same names.
 
     Example:
-        >>> torch.save(gflow.state_dict(), f"gflow-{dist.get_rank()}.pt")  # doctest: +SKIP
+        >>> torch.save(gflow.state_dict(), f"gflow-{dist.get_rank()}.pt")
     """
     group = group_or_default(group)
-    library, backend = native.load(), backend_of(group)
+    backend = backend_of(group)
     found = models_of(group, models)
-    places = places_of(found, backend, in_order=models is not None)
-    saved = [_model_state(*pair, backend) for pair in zip(found, places, strict=True)]
+    buckets = buckets_of(found, backend, in_order=models is not None)
+    saved = [_model_state(*pair, backend) for pair in zip(found, buckets, strict=True)]
     _refuse_twins([model["parameters"] for model in saved], models)
-    hosts, carriers, host, place = library.topology(backend)
+    hosts, carriers, host, place = native.library.topology(backend)
     return {
         "gflow": FORMAT,
         "rank": group.rank(),
@@ -96,25 +100,26 @@ def load_state_dict(
     models: Models = None,
     strict: bool = True,
 ) -> Loaded:
-    """Go on from what :func:`state_dict` returned. Every rank must call it.
+    """Continue from what :func:`state_dict` returned. Every rank must call it.
 
-    Call it when the models are wrapped in DDP and have their parameters, before the first step.
+    Call it after wrapping the models in DDP and loading their parameters, before the first step.
 
     Args:
-        state: of this rank; or, if ranks or hosts have changed, the states of all ranks that saved.
-        group: the process group that DDP uses; by default the whole world's.
+        state: of this rank; if ranks or hosts have changed, the states of all ranks that saved.
+        group: the process group that DDP uses; by default the default group.
         models: as for :func:`state_dict`.
-        strict: refuse a state of other ranks, hosts or models. Else all that still has a place
-            here is brought over, and what has none is returned and logged.
+        strict: refuse a state of other ranks, hosts or models. Otherwise load all that this job can
+            use; the rest is returned and logged.
 
     Example:
-        >>> state = torch.load(f"gflow-{dist.get_rank()}.pt")  # doctest: +SKIP
-        >>> gflow.load_state_dict(state)  # doctest: +SKIP
+        >>> torch.save(gflow.state_dict(), f"gflow-{dist.get_rank()}.pt")
+        >>> gflow.load_state_dict(torch.load(f"gflow-{dist.get_rank()}.pt"))
+        Loaded(differences=[], dropped=[])
     """
     group = group_or_default(group)
-    library, backend = native.load(), backend_of(group)
-    states = list(state) if isinstance(state, (list, tuple)) else [state]
-    # What one rank cannot load, none does: the others would wait for it.
+    backend = backend_of(group)
+    states: list[Any] = list(state) if isinstance(state, (list, tuple)) else [state]
+    # If one rank cannot load its state, none does: the others would wait for it.
     damage = _damage_of(states)
     all_damage = _gather(group, [damage] if damage else [])
     if all_damage:
@@ -122,24 +127,24 @@ def load_state_dict(
     found = models_of(group, models)
     names = [names_of(model) for model in found]
     _refuse_twins(names, models)
-    hosts, carriers, host, place = library.topology(backend)
+    hosts, carriers, host, place = native.library.topology(backend)
     target = Target(group.rank(), group.size(), hosts, carriers, host, place, names)
     different = _gather(group, differences(states, target))
     if strict:
         _refuse(different)
-    settled = _settle(found, names, states, backend, in_order=models is not None)
-    layout = _gather(group, different_layout(states, target, settled, backend))
+    buckets = _fix_layouts(found, names, states, backend, in_order=models is not None)
+    layout = _gather(group, different_layout(states, target, buckets, backend))
     if strict:
         _refuse(layout)
     dropped = missing_ranks(states, target, moved=bool(different), relaid=bool(layout))
-    dropped += fold(states, target, settled, backend)
+    dropped += restore(states, target, buckets, backend)
     for what in dropped:
         logger.warning("gflow: dropped from the state that was loaded: %s", what)
     return Loaded(different + layout, dropped)
 
 
 def _gather(group: dist.ProcessGroup, own: list[str]) -> list[str]:
-    """What all ranks have to say, the own first, nothing twice."""
+    """The texts of all ranks, this rank's first, without repetitions."""
     everyones: list[Any] = [None] * group.size()
     dist.all_gather_object(everyones, own, group=group)
     return list(dict.fromkeys([*own, *(what for said in everyones for what in said)]))
@@ -155,21 +160,22 @@ def _refuse(different: list[str]) -> None:
 
 
 class State:
-    """The same as an object that ``torch.distributed.checkpoint`` saves and loads.
+    """The state as an object that ``torch.distributed.checkpoint`` saves and loads.
 
-    Each rank has an entry of its own in the checkpoint. To load the checkpoint of a job with
-    another number of ranks, say how many it had.
+    Each rank has its own entry in the checkpoint. To load the checkpoint of a job with another
+    number of ranks, give that number.
 
     Args:
-        group: the process group that DDP uses; by default the whole world's.
+        group: the process group that DDP uses; by default the default group.
         models: as for :func:`state_dict`.
         strict: as for :func:`load_state_dict`.
-        saved_ranks: ranks of the job that saved, if there were more or fewer.
+        saved_ranks: number of ranks of the job that saved, if it differs.
 
     Example:
-        >>> app = {"model": model, "gflow": gflow.State()}  # doctest: +SKIP
-        >>> dcp.save(app, checkpoint_id="step-100")  # doctest: +SKIP
-        >>> dcp.load(app, checkpoint_id="step-100")  # doctest: +SKIP
+        >>> import torch.distributed.checkpoint as dcp
+        >>> app = {"model": model, "gflow": gflow.State()}
+        >>> _ = dcp.save(app, checkpoint_id="step-100")
+        >>> dcp.load(app, checkpoint_id="step-100")
     """
 
     def __init__(
@@ -187,65 +193,69 @@ class State:
         self._entry = f"rank{dist.get_global_rank(self._group, self._group.rank())}"
 
     def state_dict(self) -> dict[str, bytes]:
-        """This rank's entry; before loading, the entries to ask for."""
+        """This rank's entry; before loading with ``saved_ranks``, the entries of all of those."""
         if self._saved_ranks is not None:
             return {f"rank{rank}": b"" for rank in range(self._saved_ranks)}
-        # As bytes, because a checkpoint loads tensors only into tensors that are there already.
+        # As bytes, because a checkpoint loads tensors only into existing tensors.
         buffer = io.BytesIO()
         torch.save(state_dict(self._group, models=self._models), buffer)
         return {self._entry: buffer.getvalue()}
 
     def load_state_dict(self, entries: dict[str, bytes]) -> None:
-        """Take what was loaded."""
-        # From now on it is saved with the ranks that there are.
+        """Load the entries of a checkpoint."""
+        # The next checkpoint has the ranks of this job.
         self._saved_ranks = None
         states = [torch.load(io.BytesIO(entry)) for entry in entries.values()]
         load_state_dict(states, self._group, models=self._models, strict=self._strict)
 
 
-def _model_state(model: Any, places: list[Place], backend: Any) -> dict[str, Any]:
-    library = native.load()
-    buckets = []
-    for place in places:
-        step, residual, velocity = library.bucket_state(backend, place.number)
-        buckets.append(
+def _model_state(
+    model: DistributedDataParallel, buckets: list[Bucket], backend: Any
+) -> dict[str, Any]:
+    saved = []
+    for bucket in buckets:
+        step, residual, velocity = native.library.bucket_state(backend, bucket.number)
+        saved.append(
             {
-                "parameters": place.parameters,
-                "shard": shard_of(place, backend),
+                "parameters": bucket.parameters,
+                "shard": shard_of(bucket, backend),
                 "step": step,
                 "residual": residual,
                 "velocity": velocity,
             }
         )
-    return {"parameters": names_of(model), "buckets": buckets, "layout": _whole_layout(model)}
+    return {"parameters": names_of(model), "buckets": saved, "layout": _whole_layout(model)}
 
 
 def _whole_layout(model: DistributedDataParallel) -> list[list[int]]:
-    """By bucket, its parameters; also of buckets that are never compressed."""
+    """The parameters of each bucket, also of those that are never compressed."""
     numbers = {id(p): number for number, p in enumerate(parameters_of(model).values())}
     buckets = model.reducer._get_zeros_like_grad_buckets()
     return [[numbers[id(p)] for p in bucket.parameters()] for bucket in buckets]
 
 
-def _settle(
+def _fix_layouts(
     models: list[DistributedDataParallel],
     names: list[list[list[Any]]],
     states: list[dict[str, Any]],
     backend: Any,
     *,
     in_order: bool,
-) -> list[list[Place]]:
-    """Make DDP's layout final, like the saved one if there is one; return the places."""
-    settled = []
+) -> list[list[Bucket]]:
+    """Make DDP's layouts final, as saved where that is possible; return the buckets."""
+    fixed: list[list[Bucket] | None] = []
     for index, (model, own) in enumerate(zip(models, names, strict=True)):
         saved = saved_model(states[0], own, index)
-        fits = saved is not None and saved["parameters"] == own
-        settled.append(settle(model, backend, saved["layout"] if fits else usual_layout(model)))
-    missing = [index for index, places in enumerate(settled) if places is None]
-    rest = places_of([models[index] for index in missing], backend, in_order=in_order)
-    for index, places in zip(missing, rest, strict=True):
-        settled[index] = places
-    return [places for places in settled if places is not None]
+        if saved is not None and saved["parameters"] == own:
+            layout = saved["layout"]
+        else:
+            layout = expected_layout(model)
+        fixed.append(fix_layout(model, backend, layout))
+    missing = [index for index, buckets in enumerate(fixed) if buckets is None]
+    rest = buckets_of([models[index] for index in missing], backend, in_order=in_order)
+    for index, buckets in zip(missing, rest, strict=True):
+        fixed[index] = buckets
+    return [buckets for buckets in fixed if buckets is not None]
 
 
 def _refuse_twins(names: list[list[list[Any]]], models: Models) -> None:
@@ -258,7 +268,7 @@ def _refuse_twins(names: list[list[list[Any]]], models: Models) -> None:
 
 
 def _damage_of(states: list[Any]) -> str:
-    """What is wrong with what was given as states; empty if nothing is."""
+    """What is wrong with the given states; empty if nothing is."""
     if not states:
         return "gflow: expected a state, or the states of several ranks, got none"
     for state in states:
@@ -282,7 +292,7 @@ def _damage_of(states: list[Any]) -> str:
 
 
 def _check(state: dict[str, Any]) -> None:
-    """Fail somehow unless all is there, of the right type and size."""
+    """Raise unless everything is there, of the right type and size."""
     for name in ("rank", "world_size", "hosts", "carriers", "host", "place"):
         _require(isinstance(state[name], int) and state[name] >= 0, f"{name} is {state[name]!r}")
     for model in state["models"]:
@@ -302,6 +312,6 @@ def _check(state: dict[str, Any]) -> None:
                 _require(bool(torch.isfinite(kept).all()), f"infinity or NaN in a {kind}")
 
 
-def _require(fits: Any, what: str) -> None:
+def _require(fits: bool, what: str) -> None:
     if not fits:
         raise TypeError(what)

@@ -345,7 +345,7 @@ def skip_checkpointed(rank: int, world: int) -> dict[str, Any]:
     """A skipped step whose backward pass is made of several."""
     model = DistributedDataParallel(Checkpointed(True), static_graph=True, bucket_cap_mb=0.0005)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = gflow.watch(torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000))
+    scaler = gflow.watch_scaler(torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000))
     states = {}
     for step in range(8):
         optimizer.zero_grad()

@@ -24,7 +24,7 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
     if momentum:
         assert gflow.take_momentum(optimizer)
-    scaler = gflow.watch(torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2))
+    scaler = gflow.watch_scaler(torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2))
     seen: dict[str, Any] = {"scales": [], "weights": []}
     for step in range(steps):
         optimizer.zero_grad()
@@ -88,7 +88,7 @@ def total(rank: int, world: int, steps: int) -> tuple[list[torch.Tensor], list[t
     """All that was subtracted from the weights, and what is still kept, without the scale."""
     model = DistributedDataParallel(Dictated(), bucket_cap_mb=SMALL_BUCKETS)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    scaler = gflow.watch(torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=3))
+    scaler = gflow.watch_scaler(torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=3))
     for step in range(steps):
         optimizer.zero_grad()
         given = gradients(rank, step)
@@ -122,28 +122,28 @@ def test_with_a_changing_scale_and_skipped_steps_nothing_is_lost(
 
 def watch_twice_or_wrongly(rank: int, world: int) -> list[str]:
     scaler = torch.amp.GradScaler("cpu")
-    assert gflow.watch(scaler) is scaler
+    assert gflow.watch_scaler(scaler) is scaler
     messages = []
     for wrong in (scaler, "scaler"):
         try:
-            gflow.watch(wrong)
+            gflow.watch_scaler(wrong)
         except (RuntimeError, TypeError) as error:
             messages.append(f"{type(error).__name__}: {error}")
     switched_off = torch.amp.GradScaler("cpu", enabled=False)
-    assert gflow.watch(switched_off) is switched_off
-    assert gflow.watch(switched_off) is switched_off
+    assert gflow.watch_scaler(switched_off) is switched_off
+    assert gflow.watch_scaler(switched_off) is switched_off
     return messages
 
 
 def test_a_scaler_is_watched_once(compressing: Callable[..., Team]) -> None:
     for twice, wrong in compressing(2).run(watch_twice_or_wrongly):
-        assert twice == "RuntimeError: gflow.watch: this scaler is watched already"
-        assert wrong == "TypeError: gflow.watch: expected a GradScaler, got str"
+        assert twice == "RuntimeError: gflow.watch_scaler: this scaler is watched already"
+        assert wrong == "TypeError: gflow.watch_scaler: expected a GradScaler, got str"
 
 
 def a_scale_that_the_user_sets(rank: int, world: int) -> list[list[torch.Tensor]]:
     model = DistributedDataParallel(Dictated())
-    scaler = gflow.watch(torch.amp.GradScaler("cpu", init_scale=64.0))
+    scaler = gflow.watch_scaler(torch.amp.GradScaler("cpu", init_scale=64.0))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     for step in range(6):
         optimizer.zero_grad()
@@ -169,7 +169,7 @@ def skip_in_the_warm_up(rank: int, world: int) -> tuple[Any, Any, float]:
     model = DistributedDataParallel(Dictated(), find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     assert gflow.take_momentum(optimizer)
-    scaler = gflow.watch(torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1000))
+    scaler = gflow.watch_scaler(torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1000))
     for step in range(6):
         if step == 5:
             before = gflow.state_dict()
@@ -197,7 +197,7 @@ def accumulate_two_passes(rank: int, world: int, bad: int) -> tuple[Any, Any, fl
     """Two exchanged backward passes a step; in the last step one of them is bad."""
     model = DistributedDataParallel(Dictated(), find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = gflow.watch(torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1000))
+    scaler = gflow.watch_scaler(torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1000))
     for step in range(6):
         if step == 5:
             before = gflow.state_dict()

@@ -71,7 +71,7 @@ def scaled(rank: int, world: int, device: str) -> Any:
     model = model_on(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     assert gflow.take_momentum(optimizer)
-    scaler = gflow.watch(torch.amp.GradScaler(device, init_scale=64.0, growth_interval=2))
+    scaler = gflow.watch_scaler(torch.amp.GradScaler(device, init_scale=64.0, growth_interval=2))
     scales, states = [], {}
     for step in range(STEPS):
         optimizer.zero_grad()

@@ -38,7 +38,7 @@ def gpu_findings() -> list[Finding]:
     """What the engine finds of what it needs on GPUs."""
     from gflow import native
 
-    return [Finding(*one) for one in native.load().look_for_gpus()]
+    return [Finding(*one) for one in native.library.look_for_gpus()]
 
 
 def gpu_obstacle(wanted: int) -> str | None:

@@ -31,7 +31,7 @@ def provoke_failures(rank: Rank) -> dict[str, str]:
     arrived = {}
     for way in ("error", "panic"):
         try:
-            native.load().provoke(way)
+            native.library.provoke(way)
             arrived[way] = "nothing"
         except Exception as error:
             arrived[way] = f"{type(error).__name__}: {error}"

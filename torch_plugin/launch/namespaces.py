@@ -18,6 +18,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 from gflow.launch.child import command_of_child, command_of_holder
 from gflow.launch.process import Location
@@ -236,7 +237,7 @@ class _Namespace:
         self._holder.communicate()
 
 
-def _refuse(command: str, said: str, given: str | None = None) -> None:
+def _refuse(command: str, said: str, given: str | None = None) -> NoReturn:
     raise NoHosts(
         f"hosts cannot be made here: `{command}` failed: {said.strip()}. "
         "In a container it needs the capabilities NET_ADMIN and SYS_ADMIN."

@@ -43,5 +43,6 @@ class AlexNet(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores by class of images that are (batch, 3, height, width)."""
-        return self.classifier(self.features(images))
+        """Class scores of images of shape (batch, 3, height, width)."""
+        scores: Tensor = self.classifier(self.features(images))
+        return scores

@@ -38,22 +38,23 @@ class CharacterGPT(nn.Module):
                 nn.init.normal_(module.weight, std=_INITIAL_SPREAD / width**0.5)
 
     def forward(self, text: Tensor) -> Tensor:
-        """Scores of the next character at each place of texts that are (batch, length)."""
-        places = torch.arange(text.shape[1], device=text.device)
-        inputs = self.characters(text) + self.positions(places)
-        return self.head(self.norm(self.blocks(inputs)))
+        """Scores of the next character at each position of texts of shape (batch, length)."""
+        positions = torch.arange(text.shape[1], device=text.device)
+        inputs = self.characters(text) + self.positions(positions)
+        scores: Tensor = self.head(self.norm(self.blocks(inputs)))
+        return scores
 
 
 class _Block(nn.Module):
-    """Attention over what came before, then two layers for each place by itself."""
+    """Attention over earlier positions, then a two-layer perceptron at each position."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.before_attention = nn.LayerNorm(width)
+        self.attention_norm = nn.LayerNorm(width)
         self.to_attention = nn.Linear(width, 3 * width)
         self.from_attention = nn.Linear(width, width)
-        self.by_place = nn.Sequential(
+        self.perceptron = nn.Sequential(
             nn.LayerNorm(width),
             nn.Linear(width, 4 * width),
             nn.GELU(),
@@ -61,12 +62,14 @@ class _Block(nn.Module):
         )
 
     def forward(self, inputs: Tensor) -> Tensor:
-        inputs = inputs + self._attend(self.before_attention(inputs))
-        return inputs + self.by_place(inputs)
+        inputs = inputs + self._attend(self.attention_norm(inputs))
+        outputs: Tensor = inputs + self.perceptron(inputs)
+        return outputs
 
     def _attend(self, inputs: Tensor) -> Tensor:
         # (batch, length, 3 * width) -> three of (batch, heads, length, width / heads)
         split = self.to_attention(inputs).unflatten(2, (3, self.heads, -1))
         query, key, value = split.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.from_attention(attended.transpose(1, 2).flatten(2))
+        mixed: Tensor = self.from_attention(attended.transpose(1, 2).flatten(2))
+        return mixed

@@ -34,5 +34,6 @@ class DigitsCNN(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores by class of images that are (batch, 1, 8, 8)."""
-        return self.classifier(self.features(images))
+        """Class scores of images of shape (batch, 1, 8, 8)."""
+        scores: Tensor = self.classifier(self.features(images))
+        return scores

@@ -39,12 +39,13 @@ class ResNet50(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores by class of images that are (batch, 3, height, width)."""
-        return self.head(self.blocks(self.stem(images)))
+        """Class scores of images of shape (batch, 3, height, width)."""
+        scores: Tensor = self.head(self.blocks(self.stem(images)))
+        return scores
 
 
 class _Bottleneck(nn.Module):
-    """Narrow, convolve, widen; and add what came in."""
+    """Narrow, convolve, widen, and add the input."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -62,10 +63,11 @@ class _Bottleneck(nn.Module):
         self.end = nn.ReLU(inplace=True)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.end(self.inside(inputs) + self.shortcut(inputs))
+        outputs: Tensor = self.end(self.inside(inputs) + self.shortcut(inputs))
+        return outputs
 
 
 def _convolution(channels: int, out: int, *, kernel: int, stride: int = 1) -> list[nn.Module]:
-    """A convolution and its normalisation, which makes a bias superfluous."""
+    """A convolution and its normalisation, which makes a bias redundant."""
     padding = kernel // 2
     return [nn.Conv2d(channels, out, kernel, stride, padding, bias=False), nn.BatchNorm2d(out)]

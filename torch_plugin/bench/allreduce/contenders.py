@@ -110,7 +110,9 @@ class TorchGroup:
         options = None
         if backend == "gflow" and self._device.is_accelerator:
             options = gflow.Options(compress="on")
-        self._group = dist.new_group(backend=backend, pg_options=options)
+        group = dist.new_group(backend=backend, pg_options=options)
+        assert isinstance(group, dist.ProcessGroup)  # every rank is a member
+        self._group = group
         self._tensor: Any = None
 
     def _all_reduce(self) -> None:

@@ -79,7 +79,7 @@ def prepare(
 
 def expected_seconds(args: argparse.Namespace) -> float:
     """How long measuring should take."""
-    return sum(max(args.seconds, _link_seconds(args, size)) for size in args.sizes)
+    return float(sum(max(args.seconds, _link_seconds(args, size)) for size in args.sizes))
 
 
 def time_limit(args: argparse.Namespace) -> float:
@@ -87,14 +87,13 @@ def time_limit(args: argparse.Namespace) -> float:
     ranks = args.ranks * args.hosts
     ranks_per_core = max(1.0, ranks / len(os.sched_getaffinity(0)))
     calls = 2 * _MIN_CALLS * len(args.contenders)
-    return (
-        3 * expected_seconds(args)
-        + ranks_per_core * calls * sum(args.sizes) / _MIN_BYTES_PER_SECOND
-    )
+    summing: float = ranks_per_core * calls * sum(args.sizes) / _MIN_BYTES_PER_SECOND
+    return 3 * expected_seconds(args) + summing
 
 
 def _link_seconds(args: argparse.Namespace, size: int) -> float:
     if args.rate is None:
         return 0.0
     bits = 8 * size * 2 * (args.hosts - 1) / args.hosts
-    return bits / args.rate * _MIN_CALLS * len(args.contenders)
+    per_call: float = bits / args.rate
+    return per_call * _MIN_CALLS * len(args.contenders)

@@ -134,7 +134,7 @@ class Replica:
 
     def close(self) -> None:
         """Free the memory; the group ends with all others."""
-        self._module = self._optimizer = self._parameters = None
+        del self._module, self._optimizer, self._parameters
 
     def _step(self) -> None:
         self._loss(self._module(self._images), self._labels).backward()
@@ -199,6 +199,6 @@ def _keep(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses hints t
     """A hook that exchanges nothing: each rank goes on with its own gradients."""
     import torch
 
-    future = torch.futures.Future()
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future

@@ -129,13 +129,13 @@ def prepare(
 def expected_seconds(args: argparse.Namespace) -> float:
     """How long measuring should take."""
     network = NETWORKS[args.model]
-    ranks_per_core = max(1.0, args.ranks * args.hosts / len(os.sched_getaffinity(0)))
-    link_seconds = 0.0
+    ranks_per_core: float = max(1.0, args.ranks * args.hosts / len(os.sched_getaffinity(0)))
+    link_seconds: float = 0.0
     if args.rate is not None:
         bits = 32 * network.parameters * 2 * (args.hosts - 1) / args.hosts
         link_seconds = bits / args.rate
     exchanges = [name for name in args.contenders if name not in contenders.WITHOUT_EXCHANGE]
-    steps = WARMUP_STEPS + args.rounds * args.steps
+    steps: int = WARMUP_STEPS + args.rounds * args.steps
     computing = network.step_seconds(args.batch, args.image) * len(args.contenders)
     exchanging = (_EXCHANGE_SECONDS + link_seconds) * len(exchanges)
     return steps * (ranks_per_core * computing + exchanging)

@@ -61,7 +61,11 @@ def measure(
             for row in _compared(rows, rival) if rank.number == 0 else []:
                 rank.tell({"row": row})
             dist.barrier()
-            info = {"settling_steps": WARMUP_STEPS, "rounds": rounds, "steps": steps}
+            info: dict[str, Any] = {
+                "settling_steps": WARMUP_STEPS,
+                "rounds": rounds,
+                "steps": steps,
+            }
             info |= {"warnings": sorted(warnings), **machine.gpu_info(plan["device"])}
             return {"torch": torch.__version__, **plan, **info}
     finally:

@@ -1,9 +1,9 @@
-"""Brings a saved state into a job that may have other ranks, hosts, buckets or parameters.
+"""Loads a saved state into a job that may have other ranks, hosts, buckets or parameters.
 
 What a job has not sent yet is a sum over its ranks, so it may be moved between them: what a host
-had goes to the host of the same number, or, if there are fewer now, to that number modulo the
-hosts. Per parameter it keeps its place. It must never bring anything over twice: every element of a
-saved state goes to exactly one rank, or is named as dropped.
+kept goes to the host of the same number, modulo the number of hosts. Within a parameter, every
+element keeps its position. Every element of a saved state goes to exactly one rank, or is reported
+as dropped; nothing is loaded twice.
 """
 
 from __future__ import annotations
@@ -15,20 +15,23 @@ from typing import Any
 import torch
 
 from gflow import native
-from gflow.layout import Place
+from gflow.buckets import Bucket
 
+#: What :func:`gflow.state_dict` returns.
+State = dict[str, Any]
+#: Name and size of each parameter of a model.
 Names = list[list[Any]]
 
 
 @dataclass(frozen=True)
 class Target:
-    """The job that a state is brought into, as this rank sees it.
+    """The job that a state is loaded into, as this rank sees it.
 
     Attributes:
         rank, world_size: of the group.
-        hosts, carriers: of the group: how many hosts, and ranks of each that carry.
-        host, place: of this rank.
-        models: by model, name and size of its parameters.
+        hosts, carriers: how many hosts the group has, and ranks on each that carry gradients.
+        host, place: the number of this rank's host, and this rank's index on it.
+        models: name and size of the parameters of each model.
     """
 
     rank: int
@@ -40,8 +43,8 @@ class Target:
     models: list[Names]
 
 
-def differences(states: list[dict[str, Any]], target: Target) -> list[str]:
-    """In what a state and this job differ, in words; empty if it can be loaded as it is."""
+def differences(states: list[State], target: Target) -> list[str]:
+    """How the states and this job differ, in words; empty if they can be loaded as they are."""
     found = []
     first = states[0]
     for name, here in (("world_size", target.world_size), ("hosts", target.hosts)):
@@ -79,29 +82,27 @@ def _different_parameters(old: dict[str, int], new: dict[str, int]) -> Iterator[
 
 
 def different_layout(
-    states: list[dict[str, Any]],
+    states: list[State],
     target: Target,
-    places: list[list[Place]],
+    buckets: list[list[Bucket]],
     backend: Any,
 ) -> list[str]:
-    """Whether buckets, or this rank's parts of them, are other ones than in its saved state."""
+    """The models whose buckets, or this rank's shards of them, differ from its saved state."""
     own = next((state for state in states if state["rank"] == target.rank), states[0])
     found = []
     for index, names in enumerate(target.models):
         saved = saved_model(own, names, index)
         if saved is None or saved["parameters"] != names:
             continue
-        here = [[place.parameters, shard_of(place, backend)] for place in places[index]]
-        there = [[bucket["parameters"], list(bucket["shard"])] for bucket in saved["buckets"]]
+        here = [[bucket.parameters, shard_of(bucket, backend)] for bucket in buckets[index]]
+        there = [[one["parameters"], list(one["shard"])] for one in saved["buckets"]]
         if here != there:
             found.append(f"the gradient buckets of the model with {names[0][0]} are other ones")
     return found
 
 
-def missing_ranks(
-    states: list[dict[str, Any]], target: Target, *, moved: bool, relaid: bool
-) -> list[str]:
-    """The ranks whose states were not given though something of them belongs here, in words."""
+def missing_ranks(states: list[State], target: Target, *, moved: bool, relaid: bool) -> list[str]:
+    """The ranks whose states are needed here but were not given, in words."""
     first = states[0]
     if not (moved or (relaid and first["carriers"] > 1)):
         return []
@@ -112,60 +113,62 @@ def missing_ranks(
     return [f"all of ranks {missing}, whose states were not given"] if missing else []
 
 
-def shard_of(place: Place, backend: Any) -> list[int]:
-    """The elements of a bucket that this rank carries."""
-    size = place.dtype.itemsize
-    start, end = native.load().shard_of(backend, place.numel * size)
+def shard_of(bucket: Bucket, backend: Any) -> list[int]:
+    """Start and end of the elements of a bucket that this rank carries."""
+    size = bucket.dtype.itemsize
+    start, end = native.library.shard_of(backend, bucket.numel * size)
     return [start // size, end // size]
 
 
-def fold(
-    states: list[dict[str, Any]],
+def restore(
+    states: list[State],
     target: Target,
-    places: list[list[Place]],
+    buckets: list[list[Bucket]],
     backend: Any,
 ) -> list[str]:
-    """Load what ``states`` have for this rank; return what has no place anywhere, in words."""
+    """Load what ``states`` hold for this rank; return what belongs nowhere, in words."""
     for index, model in enumerate(target.models):
         gathered = {
             kind: _by_parameter(states, target, index, kind) for kind in ("residual", "velocity")
         }
         steps = [step for state in states for step in _steps(state, model, index)]
-        for place in places[index]:
-            start, end = shard_of(place, backend)
+        for bucket in buckets[index]:
+            start, end = shard_of(bucket, backend)
             residual, velocity = (
-                _bucket(gathered[kind], model, place)[start:end]
+                _whole_bucket(gathered[kind], model, bucket)[start:end]
                 for kind in ("residual", "velocity")
             )
             step = max(steps, default=0)
-            native.load().load_bucket(backend, place.number, step, residual, velocity)
+            native.library.load_bucket(backend, bucket.number, step, residual, velocity)
     return _dropped(states, target)
 
 
-def saved_model(state: dict[str, Any], names: Names, index: int) -> dict[str, Any] | None:
-    """The saved model that belongs to the one with these parameters."""
-    models: list[dict[str, Any]] = state["models"]
+def saved_model(state: State, names: Names, index: int) -> dict[str, Any] | None:
+    """The saved model that corresponds to the one with these parameters."""
+    models: list[State] = state["models"]
     same = [model for model in models if model["parameters"] == names]
     if len(same) == 1:
         return same[0]
     return models[index] if index < len(models) else None
 
 
-def _steps(state: dict[str, Any], names: Names, index: int) -> Iterator[int]:
+def _steps(state: State, names: Names, index: int) -> Iterator[int]:
     saved = saved_model(state, names, index)
     yield from (bucket["step"] for bucket in (saved["buckets"] if saved else ()))
 
 
 def _by_parameter(
-    states: list[dict[str, Any]], target: Target, index: int, kind: str
+    states: list[State], target: Target, index: int, kind: str
 ) -> dict[str, torch.Tensor]:
-    """What the hosts that this host stands for have kept, added up, by parameter."""
+    """For each parameter, the sum of what was kept by the hosts that this host takes over."""
     sums: dict[str, torch.Tensor] = {}
     for state in states:
         if state["host"] % target.hosts != target.host:
             continue
         saved = saved_model(state, target.models[index], index)
-        for bucket in saved["buckets"] if saved else ():
+        if saved is None:
+            continue
+        for bucket in saved["buckets"]:
             kept: torch.Tensor = bucket[kind]
             if not kept.numel():
                 continue
@@ -178,20 +181,20 @@ def _by_parameter(
     return sums
 
 
-def _bucket(gathered: dict[str, torch.Tensor], names: Names, place: Place) -> torch.Tensor:
-    """A whole bucket of what was gathered, with zeros for parameters that nothing is known of."""
+def _whole_bucket(gathered: dict[str, torch.Tensor], names: Names, bucket: Bucket) -> torch.Tensor:
+    """A bucket of what was gathered, with zeros for parameters without a saved value."""
     if not gathered:
         return torch.zeros(0)
     parts = []
-    for number in place.parameters:
+    for number in bucket.parameters:
         name, numel = names[number]
         part = gathered.get(name)
         parts.append(part if part is not None and part.numel() == numel else torch.zeros(numel))
     return torch.cat(parts)
 
 
-def _dropped(states: list[dict[str, Any]], target: Target) -> list[str]:
-    """Parameters of the states that have no place here, in words."""
+def _dropped(states: list[State], target: Target) -> list[str]:
+    """Parameters of the states that this job does not have, in words."""
     dropped = []
     here = [dict(map(tuple, names)) for names in target.models]
     for index, model in enumerate(states[0]["models"]):
@@ -206,17 +209,17 @@ def _dropped(states: list[dict[str, Any]], target: Target) -> list[str]:
     return dropped
 
 
-def _norm_of(state: dict[str, Any], index: int, name: str) -> float:
-    """The L1 norm of what a state has of a parameter."""
+def _norm_of(state: State, index: int, name: str) -> float:
+    """The L1 norm of a parameter's residual in a state."""
     model = state["models"][index]
     total = 0.0
     for bucket in model["buckets"]:
         start = 0
         first, last = bucket["shard"]
         for number in bucket["parameters"]:
-            of, numel = model["parameters"][number]
+            own_name, numel = model["parameters"][number]
             low, high = max(start, first), min(start + numel, last)
-            if of == name and low < high and bucket["residual"].numel():
+            if own_name == name and low < high and bucket["residual"].numel():
                 total += bucket["residual"][low - first : high - first].abs().sum().item()
             start += numel
     return total

@@ -1,8 +1,8 @@
-"""How DDP has laid out the parameters of a model in gradient buckets, and which bucket is which.
+"""How DDP lays out the parameters of a model in gradient buckets, and which bucket is which.
 
-A state is saved by parameter, because that is what a model keeps from one program to the next. What
-the engine keeps is by bucket. This file knows how the two belong together; it must never guess: two
-models that cannot be told apart are an error.
+A state is saved by parameter, because parameters have the same names in the next program. The
+engine keeps it by bucket. This file maps one to the other, and never guesses: two models that
+cannot be told apart are an error.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gflow import native
 
 
 @dataclass(frozen=True)
-class Place:
+class Bucket:
     """One bucket of one model.
 
     Attributes:
-        number: by which the engine knows it.
-        parameters: the parameters in it, in order, as numbers in the model's list.
-        numel: elements in it.
-        dtype: of these.
+        number: its number in the engine.
+        parameters: its parameters, in order, as indices into the model's list.
+        numel: how many elements it has.
+        dtype: of its elements.
     """
 
     number: int
@@ -36,8 +36,14 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Live:
-    """A bucket that the engine knows, and the address of a parameter of its model (0: unknown)."""
+class EngineBucket:
+    """A bucket as the engine knows it.
+
+    Attributes:
+        number: in the order in which they were made.
+        nbytes: its size.
+        parameter: the address of one of its model's parameters; 0 before the first step.
+    """
 
     number: int
     nbytes: int
@@ -47,7 +53,7 @@ class Live:
 def models_of(
     group: dist.ProcessGroup, given: list[DistributedDataParallel] | None
 ) -> list[DistributedDataParallel]:
-    """The DDP models of ``group``: those given, or all that there are."""
+    """The DDP models of ``group``: the given ones, or all."""
     if given is not None:
         for model in given:
             if not isinstance(model, DistributedDataParallel) or model.process_group != group:
@@ -56,11 +62,11 @@ def models_of(
                     f"got {type(model).__name__}"
                 )
         return list(given)
-    # DDP keeps no list of its models, but Python knows every object.
-    # Only their types are looked at: some objects warn when they are touched.
+    # DDP keeps no list of its models, but the garbage collector knows every object. Look only at
+    # types: some objects warn when an attribute is read.
     found = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
     mine = [model for model in found if getattr(model, "process_group", None) == group]
-    # Python finds them in no particular order, and every rank must have the same.
+    # They come in no particular order, and every rank needs the same order.
     return sorted(mine, key=lambda model: names_of(model))
 
 
@@ -79,31 +85,31 @@ def parameters_of(model: DistributedDataParallel) -> dict[str, torch.nn.Paramete
     }
 
 
-def live_buckets(backend: Any) -> list[Live]:
+def engine_buckets(backend: Any) -> list[EngineBucket]:
     """The buckets that the engine knows, in the order in which they were made."""
-    return [Live(*bucket) for bucket in native.load().live_buckets(backend)]
+    return [EngineBucket(*bucket) for bucket in native.library.live_buckets(backend)]
 
 
-def places_of(
+def buckets_of(
     models: list[DistributedDataParallel], backend: Any, *, in_order: bool
-) -> list[list[Place]]:
-    """By model, its buckets, in order. Buckets that are never compressed have no place.
+) -> list[list[Bucket]]:
+    """The buckets of each model, in order, without those that are never compressed.
 
     Args:
         models: of one group.
         backend: of that group.
-        in_order: whether the models are in the order in which they were wrapped, which tells
-            apart those that look alike and have not been trained yet.
+        in_order: whether the models are in the order in which they were wrapped. That
+            distinguishes models that look alike and have not been trained yet.
     """
     owners = {p._cdata: index for index, model in enumerate(models) for p in model.parameters()}
-    known: list[list[Live]] = [[] for _ in models]
-    unknown = []
-    for bucket in live_buckets(backend):
+    known: list[list[EngineBucket]] = [[] for _ in models]
+    unknown: list[EngineBucket] = []
+    for bucket in engine_buckets(backend):
         owner = owners.get(bucket.parameter)
         (unknown if owner is None else known[owner]).append(bucket)
     layouts = [_layout_of(model) for model in models]
     all_sizes = [[_nbytes(*bucket) for bucket in layout] for layout in layouts]
-    places = []
+    found = []
     for sizes, layout, mine in zip(all_sizes, layouts, known, strict=True):
         if [bucket.nbytes for bucket in mine] != sizes:
             if all_sizes.count(sizes) > 1 and not in_order:
@@ -112,12 +118,12 @@ def places_of(
                     "trained yet: give models=[...] in the order in which they were wrapped"
                 )
             mine = _take_run(sizes, unknown)
-        places.append([Place(live.number, *one) for live, one in zip(mine, layout, strict=True)])
-    return places
+        found.append([Bucket(one.number, *rest) for one, rest in zip(mine, layout, strict=True)])
+    return found
 
 
-def _take_run(sizes: list[int], unknown: list[Live]) -> list[Live]:
-    """Take buckets of these sizes, made one after the other, out of ``unknown``."""
+def _take_run(sizes: list[int], unknown: list[EngineBucket]) -> list[EngineBucket]:
+    """Remove consecutive buckets of these sizes from ``unknown``, and return them."""
     for start in range(len(unknown) - len(sizes) + 1):
         run = unknown[start : start + len(sizes)]
         if [bucket.nbytes for bucket in run] == sizes:
@@ -133,7 +139,7 @@ Layout = list[tuple[list[int], int, torch.dtype]]
 
 
 def _layout_of(model: DistributedDataParallel) -> Layout:
-    """By bucket that may be compressed: its parameters, elements and type."""
+    """Parameters, number of elements and type of each bucket that may be compressed."""
     numbers = {id(p): number for number, p in enumerate(parameters_of(model).values())}
     layout = []
     for bucket in model.reducer._get_zeros_like_grad_buckets():
@@ -149,21 +155,20 @@ def _nbytes(_: list[int], numel: int, dtype: torch.dtype) -> int:
     return numel * dtype.itemsize
 
 
-def settle(
+def fix_layout(
     model: DistributedDataParallel, backend: Any, buckets: list[list[int]]
-) -> list[Place] | None:
-    """Have DDP lay out its buckets like this, once and for all; all ranks must call it.
+) -> list[Bucket] | None:
+    """Make DDP use this layout from now on; all ranks must call it.
 
-    DDP does that by itself after the first step, from the order in which gradients came, and then
-    broadcasts the result. Here it is made to do so now, and broadcasts ``buckets``: by bucket, its
-    parameters. Returns the places, or None if the model has settled already, or never does
-    (``find_unused_parameters``), and keeps what it has.
+    DDP rebuilds its buckets after the first step, in the order in which gradients came, and
+    broadcasts the result. Here it does so at once, and ``buckets`` (the parameters of each) takes
+    the place of what it broadcasts. Returns the buckets, or None if the model has rebuilt them
+    already or never does (``find_unused_parameters``), and keeps its layout.
     """
-    library = native.load()
-    before = {bucket.number for bucket in live_buckets(backend)}
+    before = {bucket.number for bucket in engine_buckets(backend)}
     indices = [index for bucket in buckets for index in bucket]
     sizes = [len(bucket) for bucket in buckets]
-    library.replace_broadcasts(
+    native.library.replace_broadcasts(
         backend,
         [
             torch.tensor([*indices, len(buckets)], dtype=torch.int32),
@@ -175,8 +180,8 @@ def settle(
         if not model.reducer._rebuild_buckets():
             return None
     finally:
-        library.replace_broadcasts(backend, [])
-    made = [bucket for bucket in live_buckets(backend) if bucket.number not in before]
+        native.library.replace_broadcasts(backend, [])
+    made = [bucket for bucket in engine_buckets(backend) if bucket.number not in before]
     parameters = list(parameters_of(model).values())
     sparse = sparse_parameters_of(model)
     dense = [
@@ -185,18 +190,18 @@ def settle(
         if not any(parameters[index].is_complex() or index in sparse for index in bucket)
     ]
     return [
-        Place(
-            live.number,
+        Bucket(
+            one.number,
             bucket,
             sum(parameters[index].numel() for index in bucket),
             parameters[bucket[0]].dtype,
         )
-        for live, bucket in zip(made, dense, strict=True)
+        for one, bucket in zip(made, dense, strict=True)
     ]
 
 
-def usual_layout(model: DistributedDataParallel) -> list[list[int]]:
-    """The layout that DDP will most likely settle on: last parameters first."""
+def expected_layout(model: DistributedDataParallel) -> list[list[int]]:
+    """The layout that DDP will most likely rebuild: last parameters first."""
     parameters = list(parameters_of(model).values())
     sparse = sparse_parameters_of(model)
     order = list(reversed(range(len(parameters))))
@@ -208,7 +213,7 @@ def usual_layout(model: DistributedDataParallel) -> list[list[int]]:
 
 
 def sparse_parameters_of(model: DistributedDataParallel) -> set[int]:
-    """The numbers of the parameters whose gradients are sparse."""
+    """The indices of the parameters with sparse gradients."""
     embeddings = (torch.nn.Embedding, torch.nn.EmbeddingBag)
     sparse = {
         id(module.weight)
