@@ -95,6 +95,7 @@ bench-quality: build
 lint: .venv/.dev
 	cargo fmt --check
 	$(BIN)/python tools/check_layers.py
+	$(BIN)/python tools/check_docs.py
 	cargo clippy --release --locked --all-targets --quiet -- -D warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
