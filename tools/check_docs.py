@@ -2,8 +2,8 @@
 
 - A relative link leads to a file, and its #anchor to a heading there.
 - A path in backticks (`rust/engine/queue.rs`) exists.
-- A name in backticks followed by a file, as in `Queue::push` (`rust/engine/queue.rs`), stands in
-  that file; a qualified name on its own (`Queue::push`) stands somewhere in the sources. So does
+- A name in backticks followed by a file, as in `Queue::push` (`rust/engine/queue.rs`), is defined
+  in that file; a qualified name on its own (`Queue::push`) stands somewhere in the sources. So does
   the name of a type (`BlockingPool`) in the documents for developers.
 - No row of a table in README.md is too wide to be read on a narrow screen.
 - The pictures are what their source draws.
@@ -32,6 +32,7 @@ CODE = re.compile(r"`([^`\n]+)`")
 NAME = r"[A-Za-z_]\w*"
 TYPE = re.compile(r"([A-Z]\w*[a-z]\w*)")
 QUALIFIED = re.compile(rf"(?:{NAME}::)+({NAME})(?:\(\))?")
+DEFINES = r"(?:fn|struct|enum|trait|type|const|static|macro_rules!|class|def)"
 NAME_IN_FILE = re.compile(rf"`(?:{NAME}::)*({NAME})(?:\(\))?`\s+\(`([\w./-]+)`\)")
 #: Names of torch and of the standard libraries, which stand in no source of ours.
 FOREIGN = re.compile(r"(c10|c10d|torch|at|std|Reducer)::")
@@ -60,8 +61,8 @@ def _problems(document: Path) -> Iterator[str]:
             yield f"{where}: no source has {code}"
     for name, path in NAME_IN_FILE.findall(text):
         file = ROOT / path
-        if _is_path(path) and file.is_file() and not _occurs(name, file.read_text()):
-            yield f"{where}: {path} has no {name}"
+        if _is_path(path) and file.is_file() and not _is_defined(name, file.read_text()):
+            yield f"{where}: {path} does not define {name}"
     if document.name == "README.md":
         for row in text.splitlines():
             if row.startswith("|") and len(row) > WIDEST_ROW:
@@ -95,6 +96,10 @@ def _anchors(document: Path) -> set[str]:
 def _all_sources() -> str:
     files = (path for folder in SOURCES[:3] for path in (ROOT / folder).rglob("*"))
     return "\n".join(path.read_text() for path in files if path.suffix in SUFFIXES)
+
+
+def _is_defined(name: str, text: str) -> bool:
+    return re.search(rf"\b{DEFINES}\s+{name}\b|::{name}\(|^\w.* {name}\(", text, re.M) is not None
 
 
 def _occurs(name: str, text: str) -> bool:
