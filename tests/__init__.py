@@ -1,4 +1,1 @@
-"""The tests of gflow, a package so that a rank can import a test's functions by module and name.
-
-It must never run anything when it is imported.
-"""
+"""The tests of gflow. They are a package so that ranks can import a test's functions by name."""

@@ -1,8 +1,8 @@
 """Which backends the tests run on: gflow, unless TEST_BACKEND names others (`gloo`, `gflow,gloo`).
 
-TEST_HOST_PER_RANK=1 makes gflow take every rank for a host of its own, so that what the ranks of
-one host do over shared memory is done over the network. Gloo is there to try a test on a backend
-that is known to work: no expected value may ever be taken from it.
+TEST_HOST_PER_RANK=1 makes gflow treat every rank as a separate host, so that ranks use the network
+where they would share memory. Gloo is for trying a test on a backend that is known to work;
+expected values never come from it.
 """
 
 import os

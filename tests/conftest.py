@@ -1,6 +1,6 @@
 """Fixtures that all tests share: the pool of ranks, and teams of ranks in a group.
 
-It must never start a process when it is imported: a test that needs no ranks pays for none.
+Processes are started on first use only: a test that needs no ranks pays for none.
 """
 
 from collections.abc import Callable, Iterator

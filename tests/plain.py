@@ -1,6 +1,6 @@
-"""Plain computations: the inputs that the ranks bring, and what every collective must make of them.
+"""Plain computations: the ranks' inputs, and what every collective must make of them.
 
-It must never ask a process group for anything: what is expected may not depend on what is tested.
+No process group is used here: expected values don't depend on what is tested.
 """
 
 import functools

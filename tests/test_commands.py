@@ -1,6 +1,6 @@
-"""Proves the command line: what it prints, what it returns, and that it leaves no process behind.
+"""Tests the command line: what it prints, what it returns, and that it leaves no process behind.
 
-No test may depend on how long something takes, nor on which contender is faster.
+No test depends on how long something takes, or on which contender is faster.
 """
 
 import importlib.util
@@ -32,7 +32,7 @@ CHECKS = [
 
 
 def gflow(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    # What the caller's shell has set for gflow is no part of a test.
+    # Drops whatever the caller's shell has set for gflow.
     environ = {name: text for name, text in os.environ.items() if not name.startswith("GFLOW_")}
     return subprocess.run(
         [sys.executable, "-m", "gflow", *arguments],
@@ -346,7 +346,7 @@ def test_allreduce_measures_all_contenders_and_writes_what_it_measured(tmp_path:
     assert [row["bytes"] for row in report["rows"]] == [4096, 65536]
     present = [name for name in default_names(1, "cpu") if name not in report["left_out"]]
     assert [name for name in BACKENDS if name not in (*present, "nccl")] == []
-    # A machine on which MPI is installed, but cannot run, is none that these tests know.
+    # These tests do not expect an MPI that is installed but cannot run.
     for name in ("openmpi", "mpich"):
         assert (name in present) == bool(shutil.which(f"mpicc.{name}")) or shutil.which("mpicc")
     assert ("memory-limit" in present) == bool(shutil.which("cc"))
@@ -542,7 +542,7 @@ def drift_apart(rank: Any) -> None:
     replica = contenders.make("ddp-only", rank, small)
     replica.turn(2, 0)
     replica.check()
-    # As if it had said that it exchanges gradients.
+    # As if it claimed to exchange gradients.
     replica._name = "gloo"
     replica.check()
 
@@ -637,7 +637,7 @@ def test_hosts_reach_each_other_and_are_gone_after_a_failure() -> None:
         "import errno, socket, sys;"
         "reached = [socket.socket(family).connect_ex((address, 9)) for family, address in"
         " zip((socket.AF_INET, socket.AF_INET6), sys.argv[1:])];"
-        # An answer that nobody listens is an answer.
+        # "Connection refused" is an answer, too.
         "sys.exit(reached != [errno.ECONNREFUSED] * 2)"
     )
     with pytest.raises(ArithmeticError), hosts(2, rate=10**8) as (one, other):  # noqa: PT012
@@ -774,7 +774,7 @@ def test_a_deadline_ends_ranks_with_what_they_started_and_shows_where_they_were(
     pids: list[int] = []
     with pytest.raises(ranks.RanksFailed, match="rank 0 was not done after 2 s") as failed:
         ranks.run(sleep_with_child, 1, deadline=2, on_message=pids.extend)
-    # On a very busy machine it may not have come so far as to sleep.
+    # On a very busy machine it may not have reached the sleep.
     if pids:
         assert "in sleep_with_child" in str(failed.value)
         wait_until_gone(pids)

@@ -1,7 +1,4 @@
-"""Proves that every example runs as its first lines say, and the demo from end to end.
-
-No test may depend on how fast the machine is, nor on a port that somebody else may have.
-"""
+"""Tests that every example runs as its first lines say, and the demo from end to end."""
 
 import json
 from importlib.util import find_spec
@@ -90,7 +87,7 @@ def test_the_demo_runs_without_hosts_too(tmp_path: Path) -> None:
     printed, measured = run_demo(tmp_path, "gloo-fp16,gflow", "--loopback")
     assert "NOT ON TWO HOSTS: --loopback was given" in printed
     assert measured["environment"]["GFLOW_COMPRESS"] == "on"
-    # Not through shared memory, where nobody counts.
+    # Not through shared memory, where bytes are not counted.
     assert measured["results"]["gflow"]["sent_bytes"] > 1e5
 
 

@@ -1,7 +1,5 @@
-"""Proves that a forked child, such as a worker of a DataLoader, has nothing of its parent's groups:
-what it does to its memory stays with it, and its life does not hide its parent's death.
-
-No child here may outlive its case.
+"""Tests that a forked child, such as a DataLoader worker, has no part in its parent's groups: what
+it writes stays in its own memory, and its parent's death is noticed even while the child lives.
 """
 
 import gc

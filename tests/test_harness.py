@@ -1,6 +1,6 @@
-"""Proves the harness: what it must say when ranks fail, hang or die, and that it cleans up.
+"""Tests the harness: what it reports when ranks fail, hang or die, and that it cleans up.
 
-No backend under test is used here: a fault of gflow must never look like a fault of the harness.
+Only Gloo is used here, so that a bug in gflow never looks like a bug in the harness.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Proves the checker of layers: what it finds in small trees made for it, and what it lets pass."""
+"""Tests the checker of layers: what it finds in small trees made for it, and what it lets pass."""
 
 import subprocess
 import sys

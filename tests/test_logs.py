@@ -1,4 +1,4 @@
-"""Proves what gflow logs: nothing by default, and with GFLOW_LOG or Python's own configuration the
+"""Tests what gflow logs: nothing by default, and with GFLOW_LOG or Python's own configuration the
 engine's records, each with the rank and the group that it is about."""
 
 import logging

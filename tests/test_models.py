@@ -1,4 +1,4 @@
-"""Proves the networks that benchmarks train: their sizes, and what they must not do."""
+"""Tests the networks that benchmarks train: their sizes, and what they must not do."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def test_a_network_has_the_size_that_its_documentation_says(
     network = getattr(models, name)()
     assert sum(parameter.numel() for parameter in network.parameters()) == parameters
     network(inputs).sum().backward()
-    # DDP would wait for ever for a gradient that never comes.
+    # DDP would wait forever for a gradient that never comes.
     assert all(parameter.grad is not None for parameter in network.parameters())
 
 

@@ -1,6 +1,6 @@
-"""Proves that every option is read, checked and refused in one place, in words that help.
+"""Tests that every option is read, checked and refused in one place, with messages that help.
 
-No process group is needed here: options are resolved before there is one.
+Options are resolved before there is a process group, so none is needed here.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Proves the package: how torch finds it, what importing it costs, and what it says when it was
+"""Tests the package: how torch finds it, what importing it costs, and what it says when it was
 built for another torch."""
 
 import re

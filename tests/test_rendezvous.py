@@ -1,6 +1,5 @@
-"""Proves how ranks find each other: who is missing is named, who is configured otherwise refused.
-
-What goes wrong here goes wrong before training starts, so it must be said then.
+"""Tests how ranks find each other: missing ranks are named, and ranks with other options are
+refused, all before training starts.
 """
 
 import dataclasses
@@ -193,7 +192,7 @@ def test_a_long_wait_is_reported_while_it_lasts(
     reports = [record.getMessage() for record in caplog.records]
     assert len(reports) >= 2
     assert all("waiting" in report and "ranks 1, 2" in report for report in reports)
-    # Whoever gave up must not be counted or met when the next attempt is made.
+    # Ranks that gave up must not count in the next attempt.
     assert store.add(f"{party.prefix}/arrivals", 0) == 0
     for rank in (1, 2):
         late = rendezvous.RankInfo.of_this_process(rank, "127.0.0.1:1", "", resolve(None, {}))

@@ -1,5 +1,5 @@
-"""Proves that one rank's mistake or end reaches the others at once, and that nothing waits without
-need. Each case here once hung, lied or ended a process.
+"""Tests that one rank's mistake or exit reaches the others at once, and that nothing waits
+needlessly. Each case here once hung, gave a wrong result or killed a process.
 """
 
 import os
@@ -48,7 +48,7 @@ def test_a_monitored_barrier_stands_behind_the_collectives_before_it(
     assert ranks(2).run(barrier_behind_collectives) == [True, True]
 
 
-# What the others can compare is right in each of these: only rank 1 itself can see its mistake.
+# The others see nothing wrong in these calls: only rank 1 itself can notice its mistake.
 WRONG_ON_RANK_ONE: dict[str, Callable[[], Any]] = {
     "output too small": lambda: dist.all_gather_into_tensor(torch.empty(3), torch.ones(2)),
     "output of another type": lambda: dist.distributed_c10d._get_default_group()._allgather_base(
@@ -96,13 +96,13 @@ def killed_inside_a_collective(rank: int, world: int) -> str:
     if rank == world - 1:
         dist.all_reduce(torch.ones(1))
         dist.all_reduce(big, async_op=True)
-        # Long enough for the data to be on its way, and not for all of it to have arrived.
+        # Long enough for data to be in flight, too short for all of it to arrive.
         time.sleep(0.3)
         os._exit(9)
     dist.all_reduce(torch.ones(1))
     message = message_of(lambda: dist.all_reduce(big))
     if message == "no error":
-        # It got through before the end of the last rank, so the next one sees it.
+        # It completed before the last rank ended, so the next one fails.
         message = message_of(lambda: dist.all_reduce(big))
     return message
 

@@ -1,7 +1,7 @@
-"""Proves how processes end: with groups alive, collectives pending, peers gone, children forked.
+"""Tests how processes end: with groups alive, collectives pending, peers gone, children forked.
 
-Every process must end by its deadline with the exit code that its script asks for; a signal (a
-crash) or a hang is a failure, and so is anything left running.
+Every process must exit by its deadline with the exit code of its script. A signal (a crash), a hang
+or anything left running is a failure.
 """
 
 import re
@@ -283,9 +283,9 @@ for _ in range(20):
     run(script, backend).assert_exit_codes(0, 0)
 
 
-# Both callbacks give the interpreter away in the middle, and the main thread is at its end by then.
+# Both callbacks release the GIL in the middle, when the main thread has already finished.
 def test_a_callback_may_still_run_while_the_interpreter_ends(backend: str) -> None:
-    # Rank 1 comes late, so that rank 0's callback does not run at once, in the main thread.
+    # Rank 1 is late, so that rank 0's callback does not run at once in the main thread.
     script = """
 rank = start()
 assert total() == 2
@@ -386,7 +386,7 @@ if rank == 0:
     except KeyboardInterrupt:
         sys.exit(0)
     except RuntimeError:
-        # Waiting in native code, Python sees the interrupt only afterwards.
+        # Python sees the interrupt only when the native wait returns.
         sys.exit(0)
     sys.exit(5)
 time.sleep(2)
@@ -395,8 +395,8 @@ time.sleep(2)
 
 
 def test_a_script_may_end_while_messages_without_a_peer_fail(backend: str) -> None:
-    # Both ranks end at once, so that the receives of each fail while its interpreter ends. Nobody
-    # but the threads that wait for them knows their tensors any more.
+    # Both ranks end at once, so that their receives fail while the interpreter exits. By then only
+    # the threads that wait for them still hold their tensors.
     script = """
 rank = start()
 assert total() == 2

@@ -1,4 +1,3 @@
-"""Tests of every collective that torch offers on CPU, with values from plain computations.
-
-Nothing here may take an expected value from another backend.
+"""Tests of every collective that torch offers on CPU, against plain computations, never against
+another backend.
 """

@@ -1,7 +1,4 @@
-"""A call that is allowed to fail, and what it said.
-
-It must never swallow anything but what the call itself raised.
-"""
+"""A call that may fail, and the error it raised."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +14,7 @@ class Attempt:
     """What came of a call."""
 
     value: Any
-    # The names of the error's classes, most special first; empty if there was none.
+    # The names of the error's classes, most specific first; empty if nothing was raised.
     kinds: tuple[str, ...]
     message: str
     seconds: float

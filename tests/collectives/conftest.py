@@ -1,6 +1,6 @@
 """Teams for the tests of the collectives: small worlds whose groups are kept from case to case.
 
-A test that breaks its group, or that must start from nothing, uses `ranks` and never these.
+A test that breaks its group, or needs a fresh one, uses `ranks` instead.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import pytest
 from tests.ranks import Team
 
 
-# Session scope makes pytest sort the cases by world size, so that a group serves many of them.
+# Session scope makes pytest sort the cases by world size, so that many of them share a group.
 @pytest.fixture(scope="session", params=[1, 2, 3, 4], ids=lambda size: f"world{size}")
 def world(request: pytest.FixtureRequest) -> int:
     """How many ranks there are."""

@@ -1,6 +1,6 @@
-"""Proves all_gather in all its forms: into a list, into one tensor, coalesced.
+"""Tests all_gather in all its forms: into a list, into one tensor, coalesced.
 
-No case here may leave room in an output that is not written.
+Outputs are filled to the last element, so a gap would show.
 """
 
 import pytest

@@ -1,6 +1,6 @@
-"""Proves all_reduce in all its forms: plain, coalesced, sparse, complex, and what it refuses.
+"""Tests all_reduce in all its forms: plain, coalesced, sparse, complex, and what it refuses.
 
-No case here may depend on the order in which ranks arrive.
+No case depends on the order in which ranks arrive.
 """
 
 import pytest
@@ -61,7 +61,7 @@ def test_complex_numbers_are_reduced(team: Team, op: str, dtype: torch.dtype) ->
         assert_same(came, expected, rounded=op == "AVG")
 
 
-# One element less and more than what is cut evenly; sizes around pages and chunks; some megabytes.
+# One element less or more than an even split; sizes around pages and chunks; a few megabytes.
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 1023, 1024, 1025, 4097, 32769, 262147, 2000003])
 def test_any_number_of_elements_is_reduced(team: Team, count: int) -> None:
     expected = sum(fill(rank, torch.int32, min(count, 60)) for rank in range(team.world))
@@ -102,7 +102,7 @@ def test_the_sum_of_any_numbers_is_right_and_the_same_bits_on_every_rank(
 ) -> None:
     inputs = [noise(rank, dtype, count) for rank in range(team.world)]
     expected = sum(tensor.double() for tensor in inputs)
-    # At worst every one of world - 1 additions rounds, each by half a unit of the largest partial.
+    # At worst each of the world - 1 additions rounds by half a unit of the largest partial sum.
     largest = sum(tensor.double().abs() for tensor in inputs)
     allowed = largest * torch.finfo(dtype).eps * max(team.world - 1, 0)
     results = team.run(noise_summed_three_times, dtype, count)
@@ -200,7 +200,7 @@ def test_the_coalescing_manager_reduces_all_its_tensors(team: Team, in_backgroun
 
 
 def sparse_tensor(rank: int, columns: int) -> torch.Tensor:
-    # Rank 0 brings one index twice, and every rank brings row 1: both must be added up.
+    # Rank 0 has one index twice, and every rank has row 1: both must be summed.
     rows = torch.tensor([[rank + 1, 1, 1]])
     values = torch.arange(3.0 * columns).reshape(3, columns) + rank
     return torch.sparse_coo_tensor(rows, values, (6, columns), check_invariants=True)

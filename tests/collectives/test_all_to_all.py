@@ -1,6 +1,6 @@
-"""Proves all_to_all and all_to_all_single, with even and uneven parts.
+"""Tests all_to_all and all_to_all_single, with even and uneven parts.
 
-No case here may rely on all ranks having parts of one size.
+No case relies on equal parts.
 """
 
 import pytest

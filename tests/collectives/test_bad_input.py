@@ -1,6 +1,6 @@
-"""Proves what a rank refuses by itself: wrong shapes, lists, roots, devices, a missing peer.
+"""Tests what a rank refuses on its own: wrong shapes, lists, roots, devices, a missing peer.
 
-A refusal must never disturb the group: nothing has been sent.
+A refusal doesn't disturb the group, since nothing has been sent.
 """
 
 from collections.abc import Callable
@@ -61,8 +61,8 @@ def test_a_bad_call_is_refused_at_once_and_the_group_goes_on(pair: Team, name: s
         assert works
 
 
-# What rank 0 calls wrongly while the others call rightly: what it sends would fit, what it wants to
-# receive or to write into does not, so that only it can know.
+# Wrong calls of rank 0 while the others call correctly: what it sends fits, but its outputs don't,
+# so only rank 0 can notice.
 ONE_SIDED: dict[str, Callable[[int, int], object]] = {
     "all_gather into outputs of another size": lambda rank, world: dist.all_gather(
         [torch.zeros(3 if rank == 0 else 2) for _ in range(world)], torch.ones(2)
@@ -104,7 +104,7 @@ def test_a_bad_call_of_one_rank_is_an_error_for_all_by_the_timeout(
         assert outcome.failed
         assert outcome.message
         assert outcome.seconds < 13
-        # The group may be over, but it may never give a wrong result.
+        # The group may be broken, but it must not give a wrong result.
         assert later.failed or later.value is True
 
 

@@ -1,7 +1,4 @@
-"""Proves barrier and monitored_barrier: nobody leaves before everybody has come.
-
-No case here may measure the barrier by a clock.
-"""
+"""Tests barrier and monitored_barrier: no rank leaves before all have arrived. Nothing is timed."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +15,7 @@ def arrivals_seen(rank: int, world: int, monitored: bool) -> list[int]:
     store = rendezvous()
     seen = []
     for step in range(5):
-        # Every rank is the late one in turn.
+        # Each rank is late once.
         if step % world == rank:
             time.sleep(0.05)
         store.add(f"arrivals {step}", 1)

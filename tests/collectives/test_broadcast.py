@@ -1,6 +1,5 @@
-"""Proves broadcast: every rank gets what the source has, whatever it is made of.
-
-No case here may write to the source's tensor.
+"""Tests broadcast: every rank gets the source's data, whatever its type, and the source's tensor
+stays as it is.
 """
 
 import pytest
@@ -35,7 +34,7 @@ def test_any_number_of_elements_is_sent(team: Team, count: int) -> None:
 
 
 def bits_of_nan(rank: int, world: int) -> int:
-    # A NaN with a payload: a copy must keep it, a computation would not.
+    # A NaN with a payload: a copy keeps it, arithmetic would not.
     bits = 0x7FC12345 if rank == 0 else 0
     tensor = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
     dist.broadcast(tensor, 0)

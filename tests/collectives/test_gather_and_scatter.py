@@ -1,7 +1,4 @@
-"""Proves gather and scatter, which undo each other, for every root.
-
-No case here may expect anything of the ranks that are given nothing.
-"""
+"""Tests gather and scatter, which undo each other, for every root."""
 
 import pytest
 import torch
@@ -26,14 +23,14 @@ def scattered(rank: int, world: int, dtype: torch.dtype, count: int) -> list[tor
     results = []
     for root in range(world):
         output = torch.zeros(count, dtype=dtype)
-        # What a rank gets depends on the root too, so that a mix-up of rounds shows.
+        # The data depends on the root too, so mixing up two rounds would show.
         inputs = [fill(10 * root + other, dtype, count) for other in range(world)]
         dist.scatter(output, inputs if rank == root else None, root)
         results.append(output)
     return results
 
 
-# torch hands complex tensors to `gather` as they are, and Gloo takes none there.
+# torch passes complex tensors to `gather` unchanged, and Gloo rejects them.
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_the_root_gathers_everyones_tensor(team: Team, dtype: torch.dtype) -> None:
     for root, results in enumerate(team.run(gathered, dtype, 7)):

@@ -1,6 +1,6 @@
-"""Proves that groups are independent: parts of the world, meshes, several groups at once.
+"""Tests that groups are independent: parts of the world, meshes, several groups at once.
 
-What one group does must never be seen in another.
+What happens in one group never shows in another.
 """
 
 import threading
@@ -22,7 +22,7 @@ def summed(value: float, group: dist.ProcessGroup | None = None) -> float:
 
 
 def in_parts(rank: int, world: int) -> tuple[int, int, float, float]:
-    # Every rank makes every group, as torch asks.
+    # torch requires every rank to create every group.
     even, odd = dist.new_group([0, 2]), dist.new_group([1, 3])
     mine = even if rank % 2 == 0 else odd
     inner = summed(10.0**rank, mine)

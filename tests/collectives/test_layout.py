@@ -1,6 +1,6 @@
-"""Proves what happens to tensors that are not contiguous.
+"""Tests what happens to tensors that are not contiguous.
 
-Memory between the elements of a tensor must never be written.
+The memory between a tensor's elements must not be written.
 """
 
 from collections.abc import Callable

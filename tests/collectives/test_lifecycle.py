@@ -1,6 +1,6 @@
-"""Proves how a group ends: destroyed, shut down, aborted, and made again in the same process.
+"""Tests how a group ends (destroyed, shut down, aborted) and is made again in the same process.
 
-No case here may leave a rank waiting: whatever is pending ends with an error.
+Whatever is pending then ends with an error: no rank is left waiting.
 """
 
 import os
@@ -48,7 +48,7 @@ def test_a_group_can_be_destroyed_and_made_again(
 
 
 def open_things() -> tuple[int, int]:
-    # Threads and sockets may take a moment to go.
+    # Threads and sockets may take a moment to disappear.
     time.sleep(0.3)
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
@@ -59,7 +59,7 @@ def what_ten_groups_leave(rank: int, world: int, backend: str) -> tuple[int, int
         make_group(backend, rank, world, f"round {index}")
         still_works()
         dist.destroy_process_group()
-        if index == 1:  # what is made once per process is there now
+        if index == 1:  # once-per-process state exists by now
             before = open_things()
     after = open_things()
     return after[0] - before[0], after[1] - before[1]
@@ -138,7 +138,7 @@ def abort_while_pending(rank: int, world: int) -> tuple[Attempt, Attempt] | None
         store.wait(["over"], timedelta(seconds=30))
         return None
     work = dist.all_reduce(torch.ones(3), async_op=True)
-    # From another thread, as a watchdog would, while the main thread waits.
+    # From another thread, as a watchdog would do it, while the main thread waits.
     threading.Timer(0.5, group.abort).start()
     waiting = attempt(work.wait)
     later = attempt(lambda: group.allreduce(torch.ones(1)).wait())
@@ -175,7 +175,7 @@ def test_the_peer_of_a_rank_that_aborts_gets_an_error_at_once(ranks: Callable[..
 def abort_everything(rank: int, world: int, backend: str) -> tuple[bool, Attempt, bool]:
     store = rendezvous()
     still_works()
-    # Who aborts takes part in nothing any more, also not in what others are still at.
+    # A rank that aborts leaves everything, including what the others are still doing.
     store.set(f"{rank} is done", "")
     store.wait([f"{other} is done" for other in range(world)])
     work = dist.all_reduce(torch.ones(3), async_op=True) if rank == 0 else None

@@ -1,7 +1,7 @@
-"""Proves that ranks which call different things all get an error that tells both views.
+"""Tests that ranks which call different things all get an error that names both calls.
 
-It must never be a hang, never garbage, and never the end of the group: the ranks agree on a
-header before any data is sent, and so nothing was.
+Never a hang, never garbage, and the group stays usable: ranks agree on a header before they send
+any data.
 """
 
 import re
@@ -16,7 +16,7 @@ from tests.ranks import Team
 
 pytestmark = pytest.mark.gflow_only("Gloo hangs, or gives garbage, when its ranks differ")
 
-# Long enough for a busy machine, short enough that a case that hangs does not hold up the others.
+# Long enough for a busy machine, short enough that a hanging case does not hold up the others.
 TIMEOUT_S = 10.0
 
 

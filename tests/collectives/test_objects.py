@@ -1,7 +1,4 @@
-"""Proves the collectives of Python objects, which torch builds from those of tensors.
-
-No case here may send an object whose equality is not its meaning.
-"""
+"""Tests the collectives of Python objects, which torch builds from those of tensors."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Proves send and recv in all their forms.
+"""Tests send and recv in all their forms.
 
-A message must never be taken for another one, whatever the order in which they are asked for.
+Messages are never confused, whatever the order in which they are received.
 """
 
 import pytest
@@ -18,7 +18,7 @@ def around_the_ring(rank: int, world: int, dtype: torch.dtype, count: int) -> to
     tensor = fill(rank, dtype, count)
     came = torch.zeros(count, dtype=dtype)
     after, before = (rank + 1) % world, (rank - 1) % world
-    # The first rank sends first, the others answer: it works without any buffering.
+    # The first rank sends first and the others reply: this works without buffering.
     if rank == 0:
         dist.send(tensor, after)
         dist.recv(came, before)
@@ -108,7 +108,7 @@ def both_at_once(rank: int, world: int, count: int) -> torch.Tensor:
     return came
 
 
-# Far more than any socket holds: a backend that sends before it receives would stop here.
+# Far more than a socket buffers: a backend that sends before it receives would block.
 @pytest.mark.parametrize("count", [1, 3_000_000])
 def test_two_ranks_send_to_each_other_at_once(pair: Team, count: int) -> None:
     for rank, came in enumerate(pair.run(both_at_once, count)):

@@ -1,6 +1,6 @@
-"""Proves reduce: the destination gets the reduction.
+"""Tests reduce: the destination gets the reduction.
 
-What the other ranks' tensors hold afterwards is not defined by torch and never asserted here.
+torch does not define what the other ranks' tensors hold afterwards, so that isn't checked.
 """
 
 import pytest

@@ -1,6 +1,6 @@
-"""Proves reduce_scatter in all its forms: from a list, from one tensor, coalesced.
+"""Tests reduce_scatter in all its forms: from a list, from one tensor, coalesced.
 
-No case here may take the reduction of one rank's part from another rank's result.
+Every rank's part is compared with a plain computation, never with another rank's result.
 """
 
 import pytest

@@ -1,7 +1,6 @@
-"""Proves the group's sequence number: it counts collectives, alike on every rank.
+"""Tests the group's sequence number: it counts collectives, the same on every rank.
 
-The tools that find out which rank fell behind read it; it must never differ between ranks that
-have called the same.
+Tools that look for the rank that fell behind rely on it.
 """
 
 from collections.abc import Callable

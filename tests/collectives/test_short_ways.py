@@ -1,7 +1,7 @@
-"""Proves that the short ways through the engine are taken: bucket memory lies where the ranks of a
-host can reach it, and a caller that waits does the work itself.
+"""Tests that the engine's fast paths are taken: bucket memory lies where the ranks of a host can
+reach it, and a caller that waits does the work itself.
 
-Results say nothing of this, so it is seen from the outside: in the maps and threads of a process.
+Results don't show this, so the tests look at the process from outside: its maps and its threads.
 """
 
 from collections.abc import Callable

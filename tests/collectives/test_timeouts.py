@@ -1,6 +1,6 @@
-"""Proves timeouts: a rank whose peer never calls raises, in time, and says what happened.
+"""Tests timeouts: a rank whose peer never calls raises in time and says what happened.
 
-The peer must stay alive and connected throughout: losing it is another matter.
+The peer stays alive and connected throughout; lost peers are tested elsewhere.
 """
 
 import re
@@ -104,7 +104,7 @@ KINDS = [
 def with_a_short_timeout(
     rank: int, world: int, call: Callable[[int, int], object]
 ) -> Attempt | None:
-    # Set after the group is made, so that a slow start does not count.
+    # Set once the group exists, so that a slow start does not count.
     dist.all_reduce(torch.ones(1))
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1))
     return alone(rank, world, call)
@@ -120,7 +120,7 @@ def test_every_collective_ends_by_the_timeout_of_its_group(
     assert 0.9 <= outcome.seconds < 1 + SLACK_S
 
 
-# Receiving is here and not above, because Gloo keeps to the timeout its connections were made with.
+# Receiving is tested here because Gloo keeps the timeout that its connections were made with.
 @pytest.mark.parametrize("kind", [all_reduce, receive], ids=lambda kind: kind.__name__)
 def test_the_timeout_given_at_init_holds(
     ranks: Callable[..., Team], kind: Callable[[int, int], object]

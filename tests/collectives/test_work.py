@@ -1,6 +1,6 @@
-"""Proves the Work that async_op=True gives: waiting, asking, futures and their callbacks.
+"""Tests the Work that async_op=True returns: waiting, polling, futures and their callbacks.
 
-No case here may depend on how fast a collective is: what is pending stays so by what a peer does.
+No case depends on speed: a collective stays pending because a peer holds it up.
 """
 
 import gc
@@ -210,7 +210,7 @@ def dropped(rank: int, world: int) -> list[float]:
         dist.all_reduce(tensor, async_op=True)
     gc.collect()
     dist.barrier()
-    # The barrier is called after them, and so it is complete after them.
+    # Called after them, so it completes after them.
     return [value for tensor in tensors for value in tensor.unique().tolist()]
 
 
@@ -220,7 +220,7 @@ def test_a_collective_is_done_even_if_its_work_is_dropped(team: Team) -> None:
 
 
 def temporaries(rank: int, world: int) -> list[float]:
-    # Nobody else holds these tensors: the work must.
+    # Only the Work still holds these tensors.
     works = [dist.all_reduce(torch.full((50_000,), float(i)), async_op=True) for i in range(20)]
     gc.collect()
     noise = [torch.rand(50_000) for _ in range(20)]
@@ -259,7 +259,7 @@ def python_runs_while_waiting(rank: int, world: int) -> bool:
         store.wait(["thread has run"], timedelta(seconds=20))
         reduce_ones().wait()
         return True
-    # Only this thread lets the peer call; it needs the interpreter while the main thread waits.
+    # This thread, which needs the GIL, releases the peer while the main thread waits.
     timer = threading.Timer(0.2, lambda: store.set("thread has run", ""))
     timer.start()
     reduce_ones().wait()

@@ -1,7 +1,7 @@
-"""What the ranks of these tests do: models whose gradients are dictated, and training with them.
+"""What the ranks of these tests run: models with prescribed gradients, and their training.
 
-A dictated gradient is known before the backward pass, to the bit, on every rank and in the test
-itself. So what DDP must deliver can be computed without DDP.
+A prescribed gradient is known to the bit before the backward pass, on every rank and in the test
+itself, so what DDP must deliver can be computed without DDP.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Dictated(nn.Module):
 
     def forward(self, gradients: list[torch.Tensor | None]) -> torch.Tensor:
         pairs = zip(self.weights, gradients, strict=True)
-        # Nothing of a parameter whose gradient is None takes part.
+        # A parameter whose gradient is None takes no part.
         return sum((w * g).sum() for w, g in pairs if g is not None)
 
 

@@ -1,8 +1,8 @@
-"""The method in plain words: what a bucket must deliver, computed for all hosts in one place.
+"""A plain reference of the method: what a bucket must deliver, computed for all hosts in one place.
 
-It must never call anything of gflow. It sums in another order than the engine and keeps what a sum
-on the wire rounds off on another host, so it agrees with the engine in which chunks are sent, and
-in the numbers up to the rounding of the wire.
+It uses nothing of gflow. It sums in another order than the engine, and keeps what is rounded off a
+sum on the wire on another host. So it sends the same chunks as the engine, and its numbers agree up
+to the rounding of the wire.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 WIRES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-# Chunks whose weights differ by less than this may be chosen either way: it is what the engine and
-# this file may differ by.
+# Chunks whose weights differ by less than this may be ranked either way: the engine and this file
+# may differ by that much.
 TIE = 2e-3
 
 
@@ -66,7 +66,7 @@ class Bucket:
     ) -> None:
         self.residual = torch.zeros(hosts, numel)
         self.velocity = torch.zeros(hosts, numel)
-        # By how much the engine may keep something else than this: what the last sending rounded.
+        # How far what the engine keeps may be from this: the rounding of the last send.
         self.slack = torch.zeros(numel)
         self.chunks = [slice(i, min(i + chunk, numel)) for i in range(0, numel, chunk)]
         self.schedule = (density, warmup, ramp)

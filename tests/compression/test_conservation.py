@@ -1,5 +1,5 @@
-"""Proves that nothing is lost: what was delivered and what the ranks still keep is together all
-that they ever had, wherever the ranks sit."""
+"""Tests that nothing is lost: on every layout of hosts, what was delivered plus what the ranks
+still keep is everything they ever had."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_that_nothing_is_lost(
         delivered = sum(step[index].double() for step in records[0].delivered)
         scale = total[index].abs().max()
         assert (delivered + residual - total[index]).abs().max() <= tolerance * scale, name
-    # Else this would prove nothing.
+    # Otherwise this would prove nothing.
     assert sum(residual.abs().sum() for residual in left.values()) > 0
 
 
@@ -71,7 +71,7 @@ def test_nothing_is_lost_of_gradients_of_16_bits(
     compressing: Callable[..., Team], dtype: torch.dtype
 ) -> None:
     records = compressing(2).run(train, STEPS, {}, SIZES, dtype)
-    # What is delivered is rounded to the type of the gradient, and that is all that is lost.
+    # Delivery rounds to the type of the gradient; nothing else is lost.
     tolerance = 8 * torch.finfo(dtype).eps
     check_that_nothing_is_lost(records, 2, STEPS, tolerance, dtype=dtype)
 
@@ -83,7 +83,7 @@ def test_numbers_of_every_size_arrive(compressing: Callable[..., Team]) -> None:
         delivered = sum(step[index].double() for step in records[0].delivered)
         total = records[0].layout[index] * 12 * torch.ones(64, dtype=torch.float64)
         assert (delivered + left - total).abs().max() <= 1e-6 * total[0].abs()
-        # Every chunk comes to its turn: with fp16 and no scale these would be zero or infinite.
+        # Every chunk gets its turn. In fp16 without a scale these would be zero or infinite.
         assert delivered.abs().max() >= 0.5 * total[0].abs()
 
 
@@ -97,7 +97,7 @@ def train_sizes(rank: int, world: int) -> Any:
     from tests.compression.jobs import Dictated, Record, take_gradients
 
     sizes = (64, 64, 64)
-    # Buckets of their own, or the large would always come first.
+    # Separate buckets, or the large ones would always win.
     model = DistributedDataParallel(Dictated(sizes), bucket_cap_mb=0.0001)
     record = Record()
     for _ in range(12):

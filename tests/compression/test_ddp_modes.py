@@ -1,5 +1,5 @@
-"""Proves that nothing is lost and replicas agree in every way in which DDP is used: its modes,
-accumulation, clipping, joins, checkpoints of activations, frozen and unused layers."""
+"""Tests that nothing is lost and replicas agree however DDP is used: its modes, accumulation,
+clipping, joins, activation checkpoints, frozen and unused layers."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def uneven(rank: int, world: int, counts: list[int]) -> Any:
             optimizer.zero_grad()
             model(gradients(rank, step)).backward()
             optimizer.step()
-    # Joining has given all ranks the weights of the one that came last.
+    # join() gave all ranks the weights of the one that finished last.
     record.delivered = [[-weight.detach() for weight in model.parameters()]]
     record.state = gflow.state_dict()
     return record
@@ -355,7 +355,7 @@ def skip_checkpointed(rank: int, world: int) -> dict[str, Any]:
         inputs.requires_grad_()
         loss = loss_of(model, inputs)
         if step == 7:
-            # What is not finite is in the first layer's weights alone, which come last.
+            # Only the first layer's weights, which come last, are not finite.
             hook = model.module.layers[0].weight.register_hook(lambda g: g * float("inf"))
         scaler.scale(loss).backward()
         if step == 7:
@@ -400,7 +400,7 @@ def in_a_sub_group(rank: int, world: int) -> Any:
 def test_a_sub_group_compresses_by_itself(compressing: Callable[..., Team]) -> None:
     answers = compressing(3).run(in_a_sub_group)
     assert [answer[1:3] for answer in answers] == [(2, True), (1, False), (2, True)]
-    # The whole world's group has nothing to do with it.
+    # The default group is not involved.
     assert [answer[3] for answer in answers] == [0, 0, 0]
     check_that_nothing_is_lost([answers[0][0], answers[2][0]], 2, STEPS)
     alone = answers[1][0].delivered

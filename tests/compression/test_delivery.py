@@ -1,5 +1,5 @@
-"""Proves that DDP delivers what the method says, step by step: the same chunks, and in them the
-same numbers up to the rounding of the wire."""
+"""Tests that DDP delivers what the method prescribes, step by step: the same chunks, with the same
+numbers up to the rounding of the wire."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_against_method(
         for bucket in layout
     ]
     sent = []
-    # In the first step DDP still has other buckets; all is exact then.
+    # In the first step DDP still has its initial buckets, and everything is exact.
     for step in range(1, len(delivered)):
         sent.append(0)
         own = [divided(gradients(rank, step), world) for rank in range(world)]

@@ -1,7 +1,7 @@
-"""Proves that what is not a gradient bucket of DDP's own is exact: users' collectives, comm hooks,
-double, complex and sparse gradients, also next to gradients that are compressed."""
+"""Tests that everything but DDP's own gradient buckets is exact: users' collectives, comm hooks,
+double, complex and sparse gradients, even next to compressed gradients."""
 
-# No postponed annotations here: torch looks at those of a hook.
+# No postponed annotations here: torch inspects those of a hook.
 
 from collections.abc import Callable
 from typing import Any
@@ -196,7 +196,7 @@ def all_kinds(rank: int, world: int) -> bool:
         dist.all_reduce(total)
         sums.append(total)
 
-    # In the middle: when the gradient of this parameter is there, others are under way.
+    # In the middle of the pass: when this gradient is ready, others are still in flight.
     model.module.weights[2].register_hook(reduce_inside)
     pending = []
     for step in range(STEPS):

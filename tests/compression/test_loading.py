@@ -1,5 +1,5 @@
-"""Proves that a state of other ranks, hosts, buckets or parameters is refused with what differs, or
-brought over without losing anything that has a place, and that garbage is never loaded."""
+"""Tests that a state from other ranks, hosts, buckets or parameters is either refused, naming what
+differs, or carried over without loss, and that garbage is never loaded."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def load(
         gflow.take_momentum(optimizer)
     loaded = gflow.load_state_dict(states, strict=False)
     state = gflow.state_dict()
-    # It goes on with that.
+    # Training continues from it.
     train(model, rank, range(STEPS, STEPS + 3))
     grads = [p.grad for p in model.parameters()]
     return {"loaded": loaded._asdict(), "state": state, "end": gflow.state_dict(), "grads": grads}
@@ -158,7 +158,7 @@ def load_strictly(
         said = "loaded"
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
-    # What was refused has left no trace.
+    # The refused state left no trace.
     train(model, rank, range(steps))
     return said, gflow.state_dict()
 

@@ -1,4 +1,4 @@
-"""Proves that a compressed training whose ranks fail ends: with an error that says who, never with
+"""Tests that a compressed training whose ranks fail ends with an error that names them, never with
 a hang."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import gflow
 from tests.compression.jobs import SMALL_BUCKETS, Dictated, gradients
 from tests.ranks import Died, Raised, Returned, Team
 
-# Large enough to be on its way for a while.
+# Large enough to take a while to send.
 LARGE = (1_500_000, 800_000, 700_000)
 
 
@@ -48,7 +48,7 @@ def killed(rank: int, world: int, victim: int, when: str, sizes: tuple[int, ...]
             loss.backward()
 
     said = message_of(train)
-    # Whatever comes later says the same, and what is kept can no longer be had.
+    # Later calls fail with the same error, and the state can no longer be read.
     return [said, message_of(lambda: dist.all_reduce(torch.ones(1))), message_of(gflow.state_dict)]
 
 
@@ -94,7 +94,7 @@ def test_a_rank_that_raises_in_a_backward_pass_ends_that_of_the_others(
 ) -> None:
     team = compressing(2, {"timeout_s": 600.0}, fusion_bytes=fusion_bytes)
     first, second = team.outcomes(raises_in_backward, where, deadline_s=40.0)
-    # Its group is destroyed when it fails, which is what the other is told.
+    # Its group is destroyed when it fails; the other rank is told so.
     assert isinstance(second, Raised), second.story()
     assert (second.kind, second.message) == ("ValueError", "a user's mistake")
     assert isinstance(first, Returned), first.story()

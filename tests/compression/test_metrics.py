@@ -1,4 +1,4 @@
-"""Proves that the counters say what was done, and that the user is told once."""
+"""Tests that the counters match what was done, and that the user is told once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_bytes_are_those_of_the_density_and_the_wire(
         assert last["compresses"]
         assert last["gradient_bytes"] == STEPS * BYTES
         assert last["carried_bytes"] == STEPS * BYTES // carriers
-        # A ring sends a rank's shard twice, but for one part of as many as there are hosts.
+        # A ring sends all but one of the shard's parts twice; there is one part per host.
         ring = 2 * (hosts - 1) / hosts
         exact = snapshots[1]["wire_bytes"] - snapshots[0]["wire_bytes"]
         assert exact == pytest.approx(ring * BYTES / carriers, rel=0.02)
@@ -81,7 +81,7 @@ def test_what_is_counted_makes_sense(compressing: Callable[..., Team]) -> None:
             assert snapshot["exposed_seconds"] >= 0
         ratios = [snapshot["buckets"][0].residual_ratio for snapshot in snapshots]
         assert ratios[:2] == [0.0, 0.0]
-        # The first time, all that is not sent is of one step.
+        # The first time, everything that was not sent is one step old.
         assert 0.5 < ratios[2] < 1.0
         assert ratios[2] < ratios[4] < 10
         for stage in ("accumulate", "norms", "pack", "wire", "unpack"):
@@ -136,7 +136,7 @@ def test_the_user_is_told_once_what_happens_and_how_to_switch_it_off(
     compressing: Callable[..., Team], where: str, options: dict[str, Any], words: list[str]
 ) -> None:
     first, *others = compressing(where, **options).run(listen, [3, 6, 6])
-    # Nothing as long as all is exact; once when it begins; never again.
+    # Nothing while all is exact, one line when compression begins, nothing after that.
     assert [len(heard) for heard in first] == [0, 1, 1]
     level, text = first[-1][0]
     assert level == logging.WARNING

@@ -1,4 +1,4 @@
-"""Proves that models do not disturb each other, and that what is kept goes with its model."""
+"""Tests that models do not disturb each other, and that a model's state is freed with it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def twins(rank: int, world: int) -> list[str]:
     assert same_bits(saved, gflow.state_dict(models=models))
     first, second = ([b["residual"] for b in model["buckets"]] for model in saved["models"])
     assert not same_bits(first, second)
-    # In a new program they are made again, and not trained yet.
+    # A new program makes them again, untrained.
     new = [DistributedDataParallel(Dictated()) for _ in range(2)]
     gflow.load_state_dict(saved, models=new)
     assert same_bits(saved["models"], gflow.state_dict(models=new)["models"])
@@ -136,7 +136,7 @@ def adversaries(rank: int, world: int) -> dict[str, Any]:
         (critic(fake).mean() - critic(fake + 1).mean()).backward()
         for_critic.step()
         for_generator.zero_grad()
-        # Goes through the critic too, whose gradients are exchanged and not used.
+        # Goes through the critic too, whose gradients are exchanged but not used.
         (-critic(generator(noise)).mean()).backward()
         for_generator.step()
     state = gflow.state_dict()
@@ -187,7 +187,7 @@ def made_and_gone(rank: int, world: int) -> tuple[list[int], list[int], int]:
             memory.append(int(file.read().split()[1]) * 4096)
         del model
         gc.collect()
-    # Whatever comes next lets go of the last one.
+    # The next call frees the last one.
     torch.distributed.all_reduce(torch.ones(1))
     return buckets, memory, len(gflow.metrics().buckets)
 

@@ -1,5 +1,5 @@
-"""Proves what momentum does in the engine: the same as in the optimizer while all is exact, and
-after that what the method says, with the velocity cleared where it was sent if it is old then."""
+"""Tests momentum in the engine: the same as in the optimizer while everything is exact, and after
+that what the method prescribes, with the velocity cleared where an old one was sent."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_velocity_is_added_up_and_cleared_where_it_is_sent_if_it_is_old_by_t
             )
             nonzero = [index for index, c in enumerate(bucket.chunks) if seen[c].any()]
             assert nonzero == expected.chosen, f"step {step}"
-            # The engine may round a product and a sum at once, where this file rounds twice.
+            # The engine may use a fused multiply-add, which rounds once; this file rounds twice.
             allowed = expected.tolerance + 1e-5 * expected.gradient.abs().max()
             assert ((seen - expected.gradient).abs() <= allowed).all(), f"step {step}"
 
@@ -231,7 +231,7 @@ def optimizer_states(rank: int, world: int, order: str) -> list[Any]:
     else:
         gflow.take_momentum(second)
         second.load_state_dict(saved)
-        # A state from before momentum was taken brings it back: it has to be taken again.
+        # A state from before take_momentum brings momentum back: it has to be taken again.
         if order.startswith("plain"):
             gflow.take_momentum(second)
     (group,) = second.param_groups
@@ -286,7 +286,7 @@ def test_the_option_does_the_same_without_an_optimizer(compressing: Callable[...
             means = [
                 sum(gradients(rank, step)[index] for rank in range(2)) / 2 for step in range(3)
             ]
-            # The first step is with other buckets, whose velocity went with them.
+            # The first step had other buckets, whose velocity is gone with them.
             velocity = means[2] + 0.5 * means[1]
             torch.testing.assert_close(delivered[2][index], velocity, rtol=1e-5, atol=1e-5)
 

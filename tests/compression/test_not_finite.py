@@ -1,4 +1,4 @@
-"""Proves that infinity and NaN reach every rank in the step in which they arise, and never stay."""
+"""Tests that infinity and NaN reach every rank in the step they occur in, and never stay."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_it_reaches_every_rank_at_once_and_never_stays(
                 else:
                     bad = delivered[place[0]]
                     assert not bad[place[1]].isfinite()
-                    # No more than that chunk.
+                    # That chunk and nothing else.
                     assert sum(int((~part.isfinite()).sum()) for part in delivered) <= 64
             for state in (*answer["states"], answer["end"]):
                 assert all(residual.isfinite().all() for residual in residuals(state))
@@ -95,7 +95,7 @@ def test_only_the_gradient_of_the_bad_chunk_is_given_up(compressing: Callable[..
         if index != place[0]:
             assert not wrong.any()
             continue
-        # Where it was bad, the gradient of that one step and that one rank is missing, no more.
+        # All that is missing there is the gradient of that one step of that one rank.
         bad = answers[0]["delivered"][BAD_STEP][index].isnan()
         assert bad[place[1]]
         assert int(bad.sum()) <= 64

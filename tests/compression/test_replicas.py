@@ -1,4 +1,4 @@
-"""Proves that replicas stay the same to the bit, and that a training can be repeated to the bit."""
+"""Tests that replicas stay bit-identical, and that a training can be repeated to the bit."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Proves that a training that goes on from a saved state is, to the bit, the one that was not
-interrupted, in every mode of DDP."""
+"""Tests that a training resumed from a saved state matches the uninterrupted one to the bit, in
+every mode of DDP."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def interrupted(
     expected = steps(whole, optimizer, rank, range(BEFORE, BEFORE + AFTER))
     end = gflow.state_dict()
     weights = copy.deepcopy(whole.module.state_dict())
-    # DDP and its Reducer hold each other: without this the old model would still be there.
+    # DDP and its Reducer reference each other: without this the old model would stay alive.
     del whole, optimizer
 
     model, optimizer = job(ddp_options, momentum)

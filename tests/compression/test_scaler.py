@@ -1,4 +1,4 @@
-"""Proves that residuals follow a GradScaler: its unit, and the steps that it skips."""
+"""Tests that residuals follow a GradScaler: its scale, and the steps it skips."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_skipped_step_leaves_what_is_kept_as_it_was_to_the_bit(
         assert same_bits(answer["weights"][BAD_STEP], answer["weights"][BAD_STEP - 1])
         # The scale is half of what it was, and so is what is kept, exactly: a power of two.
         assert same_bits([one * 0.5 for one in kept_of(before)], kept_of(after))
-        # It goes on after that.
+        # Training continues.
         assert not same_bits(answer["weights"][-1], answer["weights"][BAD_STEP])
 
 
@@ -113,7 +113,7 @@ def test_with_a_changing_scale_and_skipped_steps_nothing_is_lost(
     steps = 14
     (weights, left), (_, other_left) = compressing(2).run(total, steps)
     for index, weight in enumerate(weights):
-        # A skipped step is one whose gradients nobody wants.
+        # Nobody uses a skipped step's gradients.
         used = [step for step in range(steps) if step not in (5, 9)]
         own = sum(gradients(rank, step)[index].double() / 2 for step in used for rank in range(2))
         found = weight.double() + left[index].double() + other_left[index].double()

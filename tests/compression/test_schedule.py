@@ -1,4 +1,4 @@
-"""Proves how much is sent in which step: all of it exactly at first, then ever less, then the
+"""Tests how much is sent in each step: everything exactly at first, then less and less, down to the
 density."""
 
 from __future__ import annotations

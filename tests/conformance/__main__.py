@@ -1,6 +1,6 @@
-"""The command: runs PyTorch's backend suite and says in its last line how it went.
+"""The command: runs PyTorch's backend suite and prints a verdict in its last line.
 
-Must never end with success if a test failed, or if one that Gloo passes did not.
+It fails if a test failed, or if a test that Gloo passes did not run.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import NoReturn
 
 from . import case, environment, listing, report
 
-# PyTorch's own deadline comes first, because it shows where the ranks stand; this much later comes
-# ours, for what that one cannot end.
+# PyTorch's own deadline comes first, because it shows where the ranks are stuck. This much later
+# ours ends whatever is left.
 GRACE = 30.0
 
 
 def main() -> int:
     options = parse()
-    # Everything that the tests leave behind lands in one folder, and goes away with it.
+    # Everything that the tests leave behind is in one folder, which is removed at the end.
     folder = Path(tempfile.mkdtemp(prefix="conformance-"))
     signal.signal(signal.SIGTERM, stop)
     try:

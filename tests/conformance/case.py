@@ -1,4 +1,4 @@
-"""One test, run in a process group of its own and under a deadline.
+"""One test, run in its own process group with a deadline.
 
 Must never return while a process of the test is alive, and must never report a test as passed
 unless the test's own process said so.
@@ -67,7 +67,7 @@ def wait(pid: int, deadline: float) -> bool:
 
 
 def end_group(pid: int) -> None:
-    # The child makes its group in its first instructions; until then only itself is there.
+    # The child creates its group first thing; before that it is the only process.
     for end in (os.killpg, os.kill):
         try:
             end(pid, signal.SIGKILL)

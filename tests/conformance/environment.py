@@ -1,4 +1,4 @@
-"""The surroundings that PyTorch's suite expects, and the loading of the suite in them.
+"""The environment that PyTorch's suite expects, and the loading of the suite in it.
 
 Must never leave a setting in place that turns skipped tests into passed ones.
 """
@@ -27,7 +27,7 @@ def prepare(backend: str, world_size: int, timeout: int, folder: Path) -> None:
     for name in ("barrier", "init_dir", "test_dir"):
         (folder / name).mkdir()
     os.environ["TEMP_DIR"] = str(folder)
-    # Some tests are skipped unless the ranks meet in a file. Each test gets a new one later.
+    # Some tests are skipped unless the rendezvous is a file. Each test gets a new one later.
     os.environ["INIT_METHOD"] = f"file://{folder}/init_dir/shared_init_file"
     os.environ["BACKEND"] = backend
     os.environ["WORLD_SIZE"] = str(world_size)

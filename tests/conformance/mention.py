@@ -1,6 +1,6 @@
 """A mention of Gloo in PyTorch's test sources, and how one is recognised.
 
-Must never change a syntax tree: it only says what stands there.
+Syntax trees are only read here, not changed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the run says: a line for each test, the story of each failure, and the last line.
+"""The report: a line for each test, the details of each failure, and the verdict.
 
-Must never call a run good in which a test that Gloo passes was skipped.
+A run in which a test that Gloo passes was skipped is not a success.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Checks of the gate opener on small sources: what it widens, what it leaves, what it refuses.
-
-Must never need torch: these are checks of a syntax tree.
+"""Tests the gate opener on small sources: what it widens, what it leaves, what it refuses. No torch
+is needed: it works on syntax trees.
 """
 
 from __future__ import annotations

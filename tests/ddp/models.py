@@ -1,6 +1,6 @@
 """Small models and data for DDP tests, and the plain computation of what DDP must give.
 
-It must never use a process group: what is expected may not depend on what is tested.
+No process group is used here: expected values don't depend on what is tested.
 """
 
 import copy

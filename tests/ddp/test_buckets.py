@@ -1,6 +1,6 @@
-"""Proves that gradient buckets are recognised, all of them and nothing else, and come out right.
+"""Tests that gradient buckets are recognised, all of them and nothing else, and come out right.
 
-A bucket missed costs speed; another tensor taken for a bucket would cost a user's results. So
+A missed bucket costs speed; another tensor taken for a bucket would corrupt a user's results. So
 every case counts both, and compares the gradients with a plain computation.
 """
 
@@ -361,5 +361,5 @@ def with_own_hook(rank: int, world: int) -> tuple[list[int], dict[str, int]]:
 def test_a_users_own_comm_hook_gets_exactly_its_own_calls(ranks: Callable[..., Team]) -> None:
     for seen, counted in ranks(2).run(with_own_hook):
         assert len(seen) >= STEPS
-        # The hook reduces copies of its own, which are no buckets.
+        # The hook reduces its own copies, which are not buckets.
         assert counted["gradient_buckets"] == 0

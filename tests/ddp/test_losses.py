@@ -1,8 +1,8 @@
-"""Proves that training through gflow gives the same losses as training through Gloo, bit for bit
+"""Tests that training through gflow gives the same losses as training through Gloo, bit for bit
 with two ranks (a sum of two has only one order), on one host and on two.
 
-Gloo is run beside gflow in the same processes; what a step must give by itself is proven in
-test_buckets.py, never here.
+Gloo runs beside gflow in the same processes. test_buckets.py compares single steps with a plain
+computation.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def main() -> None:
     losses = {}
     for backend in ("gflow", "gloo"):
         if backend == "gloo":
-            os.environ["GLOO_SOCKET_IFNAME"] = "eth0"  # its host's name leads nowhere
+            os.environ["GLOO_SOCKET_IFNAME"] = "eth0"  # its host's name does not resolve
         dist.init_process_group(
             backend,
             store=dist.PrefixStore(backend, store),
@@ -138,7 +138,7 @@ def main() -> None:
         losses[backend] = {case: train(dist.get_rank(), case) for case in CASES}
         dist.destroy_process_group()
     say(losses=losses)
-    # Rank 0 keeps the store until rank 1 needs it no more.
+    # Rank 0 keeps the store until rank 1 no longer needs it.
     store.set(f"over {rank}", "")
     store.wait(["over 0", "over 1"], timedelta(seconds=60))
 

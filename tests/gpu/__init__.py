@@ -1,4 +1,1 @@
-"""Tests of the GPU path, without a GPU.
-
-Nothing here runs when it is imported.
-"""
+"""Tests of the GPU path, without a GPU."""

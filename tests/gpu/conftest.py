@@ -1,7 +1,7 @@
 """Teams of ranks that have the stand-in as a torch device.
 
-They are other processes than those of the other tests: once a process has the device, torch takes
-it for its accelerator.
+These are separate from the ranks of other tests: once a process has the device, torch uses it as
+its accelerator.
 """
 
 from __future__ import annotations

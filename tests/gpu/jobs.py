@@ -1,8 +1,7 @@
-"""What ranks do in the tests on the device. A job that trains gets the device as an argument, so
-that what it delivers there can be compared with what it delivers on the CPU, to the bit.
+"""What ranks run in the tests on the device. Jobs that train take the device as an argument, so
+that their results can be compared with the CPU's to the bit.
 
-The options of a group load the device, because they are asked for in the rank before its group is
-made.
+A group's options load the device, because a rank evaluates them before it makes the group.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def clean(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def job(*arguments: Any) -> Any:
         standin().clear()
-        # What is missing shows only where streams are not in step by chance.
+        # A missing wait shows only if streams are not in step by chance.
         standin().delay(100)
         try:
             value = function(*arguments)

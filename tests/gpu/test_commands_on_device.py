@@ -1,5 +1,5 @@
-"""Proves that what `gflow doctor` and `gflow bench` do on GPUs works, on the stand-in: so that the
-first who has GPUs gets numbers and not an error of the tool."""
+"""Tests the GPU side of `gflow doctor` and `gflow bench` on the stand-in, so that the first user
+with GPUs gets numbers and not an error."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Proves that DDP on the device delivers what it delivers on the CPU, to the bit, in all of its
+"""Tests that DDP on the device delivers what it delivers on the CPU, to the bit, in all of its
 modes, and that nothing on the device was out of order.
 
-With 16 bits on the wire it cannot be the same to the bit: on the CPU what a hop rounds off a sum is
-kept, and NCCL does not tell. There it is what the method says.
+With 16 bits on the wire the bits can differ: on the CPU the engine keeps what a hop rounds off, and
+NCCL does not report it. Those cases are compared with the method.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The engine on GPUs: its own tests of whole exchanges, on the stand-in for CUDA and NCCL.
 
-They are part of the Rust tests (rust/engine/tests/devices.rs), which leave them out because they
-need the stand-in and a compiler for CUDA kernels. Here both are at hand, so here they run, every
-one by its name.
+They are ignored Rust tests (rust/engine/tests/devices.rs), because they need the stand-in and a
+compiler for CUDA kernels. Both are available here, so each of them is run here by name.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from tests.gpu.standin.build import REPOSITORY, build, header_directories
 
 MODULE = "engine::tests::devices"
 SOURCES = REPOSITORY / "rust" / "engine" / "tests"
-# Two ranks more than any layout has, each with two GPUs.
+# Two ranks more than the largest layout, each with two GPUs.
 DEVICES = 12
-# Only what hangs takes that long.
+# Only a hang takes this long.
 LIMIT = 600
 
 
@@ -55,7 +54,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         variables = build().environment()
     except FileNotFoundError as missing:
         pytest.skip(f"this torch comes without CUDA: {missing}")
-    # Of torch's wheel: no torch is loaded there that would bring it along.
+    # From torch's wheel: the test program does not load torch.
     libraries = [directory.parent / "lib" for directory in header_directories()]
     path = ":".join([variables["LD_LIBRARY_PATH"], *map(str, libraries)])
     cache = tmp_path_factory.mktemp("kernels")

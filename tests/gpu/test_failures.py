@@ -1,5 +1,5 @@
-"""Proves that what goes wrong on a device, or with a peer, ends a training with an error that says
-what it was, and never with a hang."""
+"""Tests that trouble on a device or with a peer ends the training with an error that says what
+happened, never with a hang."""
 
 from __future__ import annotations
 

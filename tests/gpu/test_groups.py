@@ -1,4 +1,4 @@
-"""Proves what a group serves: tensors of the host and of devices in one program, several devices of
+"""Tests what a group serves: tensors of the host and of devices in one program, several devices of
 one process, groups within groups, and what is refused."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The stand-in does what CUDA and NCCL do, and reports what they would not tell.
+"""Tests that the stand-in does what CUDA and NCCL do, and reports what they would not.
 
-The cases are in the folder beside this; each runs in a process of its own.
+The cases are in cases/; each runs in its own process.
 """
 
 import json

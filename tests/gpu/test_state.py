@@ -1,5 +1,4 @@
-"""Proves that what is kept of gradients on the device is saved, loaded, rescaled and counted as it
-is on the CPU."""
+"""Tests that gradient state on the device is saved, loaded, rescaled and counted as on the CPU."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Proves that waiting for a collective on the device makes streams wait, and nobody else; and that
-its Future runs callbacks on a stream on which the result is there."""
+"""Tests that waiting for a collective on the device blocks streams and nothing else, and that its
+Future runs callbacks on a stream that sees the result."""
 
 from __future__ import annotations
 

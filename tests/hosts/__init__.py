@@ -1,4 +1,4 @@
 """Tests on several hosts, each a network namespace of this machine.
 
-They must never touch the network of the machine itself, and leave nothing behind.
+They never touch the machine's own network, and leave nothing behind.
 """

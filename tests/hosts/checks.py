@@ -1,8 +1,8 @@
-"""The program of a rank in test_hosts.py: it runs many checks in one group and says, for each, what
-was wrong and a digest of every bit that came out.
+"""What a rank runs in test_hosts.py: many checks in one group. For each it reports what was wrong,
+and a digest of all result bits.
 
 A check must never stop half way because a value is wrong: the other ranks would wait for its next
-collective. And no expected value may come from a process group.
+collective. Expected values never come from a process group.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ DTYPES: list[torch.dtype] = [*plain.FLOATS, *plain.INTEGERS]
 SIZES = [0, 1, 3, 1000, 32769, 1_000_003]
 # 25 MiB of float32: what DDP puts into a bucket.
 BUCKET = 25 * 2**20 // 4
-# Inputs repeat after this many elements, so that what is expected need not be computed for each.
-# It is a prime: a piece that ends up in a wrong place is seen.
+# Inputs repeat after this many elements, so that expected values are cheap to compute. A prime, so
+# that a piece in the wrong place shows.
 PERIOD = 10_007
 TIMEOUT_S = 40.0
 
@@ -41,7 +41,7 @@ class Finding:
     label: str
     came: torch.Tensor
     expected: torch.Tensor
-    # How far each value may be off; without it none may.
+    # How far each value may be off; None: not at all.
     bound: torch.Tensor | None = None
     rounded: bool = False
 
@@ -52,7 +52,7 @@ class Finding:
                 plain.assert_same(self.came, self.expected, self.rounded, self.label)
             else:
                 off = (self.came.double() - self.expected).abs()
-                # Not `off > bound`: that does not hold for NaN.
+                # Not `off > bound`, which is false for NaN.
                 wrong = ~(off <= self.bound)
                 assert not wrong.any(), (
                     f"{self.label}: {int(wrong.sum())} of {wrong.numel()} values are off, by up to "
@@ -130,7 +130,7 @@ def all_reduce_rough(dtype: torch.dtype, op: str) -> Findings:
         for turn in range(3 if size < BUCKET else 2):
             tensor = tiled(_rough(dist.get_rank(), dtype), size)
             if turn == dist.get_rank():
-                time.sleep(0.005)  # another rank is the last to come in each turn
+                time.sleep(0.005)  # a different rank is last in each round
             dist.all_reduce(tensor, getattr(dist.ReduceOp, op))
             first = tensor if first is None else first
             yield Finding(f"{size} elements, turn {turn}", tensor, expected, bound)
@@ -266,7 +266,7 @@ def parts_of_the_world() -> Findings:
         expected_members = tuple(sorted(part))
         for size in (1, 32769, 1_000_003):
             tensor = tiled(_numbers(dist.get_rank(), torch.float32), size)
-            # Who is no member does nothing, and says what the members must come to.
+            # Non-members do nothing, and report what the members must get.
             expected = tiled(_exact("SUM", torch.float32, expected_members), size)
             if dist.get_rank() in part:
                 dist.all_reduce(tensor, group=group)
@@ -318,7 +318,7 @@ CHECKS: dict[str, Callable[[], Findings]] = {
     "ddp with many buckets": functools.partial(ddp, 0.0002, False),
     "ddp with bucket views": functools.partial(ddp, 0.0002, True),
 }
-# For a second look, where the first has seen everything.
+# For layouts that need only a second look.
 FEW = [
     "all_reduce float32 SUM",
     "all_reduce int64 MAX",

@@ -1,6 +1,6 @@
-"""Fixtures of the tests on several hosts: the hosts, and a place for what was measured.
+"""Fixtures of the tests on several hosts: the hosts, and notes of what was measured.
 
-They must never make a namespace where that is not possible: tests then skip and say why.
+Where no network namespaces can be made, tests are skipped with the reason.
 """
 
 import re
@@ -10,7 +10,7 @@ import pytest
 
 from gflow.launch.namespaces import Network, why_not
 
-# What repeats a case on another layout: `make test` leaves it out, `make thorough` runs it.
+# Cases that repeat another one on a different layout: only `make thorough` runs them.
 _REPEATS = re.compile(
     r"\[\w+-(one_host|1\+2|1\+2\+1|2\+2|2\+1_in_turns|2\+2_in_turns|one_machine_as_[\w+]+)-"
     r"|\[\w+-(one_host|1\+2|1\+2\+1|2\+2|2\+1_in_turns|2\+2_in_turns|one_machine_as_[\w+]+)\]"

@@ -1,6 +1,5 @@
-"""The program of a rank in test_costs.py: it measures what a group costs its process, and says so.
-
-It must never judge: the numbers go to the test.
+"""What a rank runs in test_costs.py: it measures what a group costs its process. The test judges
+the numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch.distributed as dist
 from tests.hosts.checks import BUCKET
 from tests.hosts.running import eventually, say
 
-# 200 MB, as eight buckets of DDP's usual size.
+# 200 MB in eight buckets of DDP's usual size.
 BUCKETS = 8
 GROUPS = 20
 
@@ -43,7 +42,7 @@ def in_dev_shm() -> list[str]:
         try:
             target = os.readlink(link)
         except OSError:
-            continue  # the one that lists this folder
+            continue  # the descriptor of this listing
         if target.startswith("/dev/shm"):
             found.append(target)
     return found
@@ -74,11 +73,11 @@ def reduce_often(buckets: list[torch.Tensor]) -> None:
 def wait_until_given_back(before: dict[str, int]) -> None:
     """Until all ranks are about as small as before, or have been asked often enough."""
     for _ in range(100):
-        # A group may tidy up when it is next used.
+        # A group may clean up at its next use.
         dist.barrier()
         small = sum(resident().values()) < sum(before.values()) + 32 * 2**20
         done = torch.tensor(int(small))
-        # All ranks stop asking in the same turn.
+        # All ranks stop in the same round.
         dist.all_reduce(done, dist.ReduceOp.MIN)
         if done.item():
             return
@@ -143,7 +142,7 @@ def outlive() -> None:
     written = all(bool((tensor == 2 * world).all()) for tensor in tensors)
     del tensors, tensor
     gc.collect()
-    # A view keeps the memory of its tensor.
+    # A view keeps its tensor's memory alive.
     viewed = [view.item() for view in views] == [2 * world] * 3
     say(read=read, written=written, viewed=viewed)
     del views

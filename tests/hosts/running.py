@@ -1,7 +1,7 @@
-"""Ranks that run while the test looks on: it reads what they say, stops one, pulls a cable, and
-then sees how each of them ends.
+"""Ranks under observation: the test reads what they report, stops one or pulls a cable, and then
+sees how each of them ends.
 
-It must never wait without a deadline, and never leave a process behind.
+Every wait has a deadline, and no process is left behind.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def say(**fields: Any) -> None:
-    """Called by a rank: one line for the test, whole even when other threads write too."""
+    """Called by a rank: reports one line to the test, in one piece even if other threads write."""
     os.write(sys.stdout.fileno(), (json.dumps(fields) + "\n").encode())
 
 
@@ -51,7 +51,7 @@ class Ranks:
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         self._ranks = ranks.Ranks(
             [sys.executable, "-m", module, *arguments],
-            # A test says itself which variables its ranks have.
+            # The test itself sets its ranks' variables.
             [replace(host.location, variables={}) if host else THIS_MACHINE for host in places],
             variables=script_variables(self._tag) | {"PYTHONPATH": path} | dict(env or {}),
             master=master,

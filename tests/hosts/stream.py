@@ -1,7 +1,7 @@
-"""The program of a rank in test_loss.py: it calls all_reduce until that fails, and says when, with
-which words, and when its group was destroyed.
+"""What a rank runs in test_loss.py: it calls all_reduce until that fails, and reports when, with
+which message, and when its group was destroyed.
 
-It must never end a process by force: that it ends by itself is what the test is about.
+It never forces the process to end: the test is about ending by itself.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     timeout = timedelta(seconds=options.timeout_s)
-    # The first meeting may take longer than an all_reduce is to take here.
+    # Connecting may take longer than an all_reduce may take here.
     dist.init_process_group(os.environ["BACKEND"], timeout=timedelta(seconds=60))
     dist.barrier()
     dist.group.WORLD._get_backend(torch.device("cpu")).set_timeout(timeout)

@@ -1,8 +1,8 @@
-"""Proves what a group may cost its process: memory, descriptors, nothing in /dev/shm; and that
-bucket memory lives as long as somebody holds it.
+"""Tests what a group may cost its process: memory, descriptors, nothing in /dev/shm; and that
+bucket memory lives as long as something refers to it.
 
-Every number is read from /proc by a process that does nothing else. The bounds are what is
-promised, with room for the allocator; none is about speed.
+Each number is read from /proc by a process that does nothing else. The bounds are what gflow
+promises, with room for the allocator; none is about speed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LAYOUTS = pytest.mark.parametrize("host_ids", [None, ("left", "right")], ids=["s
 def run(program: str, host_ids: tuple[str, ...] | None = None) -> list[ScriptRank]:
     """Runs a program of costs.py on two ranks of this machine."""
     env: dict[str, Any] = {"BACKEND": "gflow"}
-    # Large pieces are given back when they are freed; else the C library comes to keep some.
+    # Makes the C library return large blocks when they are freed, instead of keeping some.
     env["MALLOC_MMAP_THRESHOLD_"] = "1000000"
     if host_ids:
         env["GFLOW_HOST_ID"] = host_ids

@@ -1,8 +1,8 @@
-"""Proves that collectives come out right, to the bit and on every rank, wherever the ranks sit: on
-one host, on two, on three, unevenly, in turns.
+"""Tests that collectives are right, to the bit and on every rank, wherever the ranks are: on one,
+two or three hosts, unevenly, interleaved.
 
-The ranks of a layout are started once and run every check of checks.py. What one check finds must
-never keep another from being reported.
+The ranks of a layout are started once and run every check of checks.py; each check is reported on
+its own.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Layout:
     world: int
     checks: list[str]
     host_ids: tuple[str, ...] | None = None
-    # These checks are run by a second start of the ranks, and must give the same bits.
+    # These checks are repeated by a second set of ranks, and must give the same bits.
     again: list[str] = field(default_factory=list)
 
     def names(self) -> list[str]:
-        """The checks that make sense with so many ranks."""
+        """The checks that make sense with this many ranks."""
         absent = {f"broadcast from rank {root}" for root in range(self.world, 4)}
         return [name for name in self.checks if name not in absent]
 
@@ -61,15 +61,15 @@ LAYOUTS: dict[str, Layout] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the ranks of a layout have said."""
+    """What the ranks of a layout reported."""
 
     layout: Layout
     run: ScriptRun
-    # Empty unless the layout asks for a second start.
+    # None unless the layout has checks to repeat.
     second: ScriptRun | None
 
     def reports(self, check: str, run: ScriptRun | None = None) -> list[dict[str, Any]]:
-        """What each rank has said about a check."""
+        """What each rank reported about a check."""
         __tracebackhide__ = True
         reports = []
         for rank in (run or self.run).ranks:
@@ -87,12 +87,12 @@ def run_checks(
     env: dict[str, Any] | None = None,
     master: str | None = None,
 ) -> ScriptRun:
-    """Starts the ranks of a layout and lets them run the checks."""
+    """Runs the checks on the ranks of a layout."""
     variables: dict[str, Any] = {"BACKEND": backend, **(env or {})}
     if layout.host_ids:
         variables["GFLOW_HOST_ID"] = layout.host_ids
     if network and backend == "gloo":
-        variables["GLOO_SOCKET_IFNAME"] = "eth0"  # its hosts' names lead nowhere
+        variables["GLOO_SOCKET_IFNAME"] = "eth0"  # its hosts' names do not resolve
     if network:
         places = [network.hosts[number] for number in layout.hosts]
     else:
@@ -103,7 +103,7 @@ def run_checks(
 
 @functools.cache
 def outcome_of(backend: str, name: str) -> Outcome:
-    """What the ranks of a layout say; they are started when the first test asks."""
+    """What the ranks of a layout reported; the first test to ask runs them."""
     layout = LAYOUTS[name]
     with contextlib.ExitStack() as stack:
         network = None
@@ -116,7 +116,7 @@ def outcome_of(backend: str, name: str) -> Outcome:
 
 @pytest.fixture
 def outcome(request: pytest.FixtureRequest) -> Outcome:
-    # Not a fixture of the module: pytest would make and unmake it in an order of its own.
+    # Not a module fixture: pytest would set it up and tear it down in its own order.
     backend, name = request.param
     if LAYOUTS[name].hosts is not None and why_not():
         pytest.skip(why_not())
@@ -177,7 +177,7 @@ def test_a_host_sends_a_tensor_no_more_often_than_a_ring_of_hosts_needs(outcome:
     count = len(set(outcome.layout.hosts))
     for rank in outcome.run.ranks:
         line = line_with(rank, "sent")
-        # Headers and acknowledgements take their part.
+        # Room for headers and acknowledgements.
         assert line["sent"]["eth0"] < 1.15 * line["tensor"] * 2 * (count - 1) / count, line
 
 
@@ -215,7 +215,7 @@ def test_data_takes_the_interface_that_is_chosen(
     hosts: Callable[..., Network], backend: str
 ) -> None:
     network = hosts(2, planes=2)
-    # The store of torch stays on the first interface, where its address is.
+    # torch's store stays on the first interface, which has its address.
     run = run_checks(backend, UNEVEN, network, [*FEW, "traffic"], {"GFLOW_IFNAME": "eth1"})
     assert_all_right(run, FEW)
     for rank in run.ranks:
@@ -228,8 +228,8 @@ def test_data_takes_the_interface_that_is_chosen(
 def test_an_interface_can_be_chosen_by_each_rank_for_itself(
     hosts: Callable[..., Network], backend: str
 ) -> None:
-    # With one switch in each plane, eth0 of one host cannot reach eth1 of another, but every host
-    # has a way to both: what counts is that each rank listens where it was told to.
+    # Each plane has its own switch, so eth0 of one host cannot reach eth1 of another; but every
+    # host is on both. What matters is that each rank listens where it was told to.
     network = hosts(2, planes=2)
     env = {"GFLOW_IFNAME": ("eth1", "eth1", "eth0")}
     assert_all_right(run_checks(backend, UNEVEN, network, FEW, env), FEW)

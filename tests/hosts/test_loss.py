@@ -1,8 +1,8 @@
-"""Proves what happens when a rank or a host is lost in the middle of a stream of all_reduces: every
-survivor raises soon, names who is lost and in which operation, and ends by itself.
+"""Tests what happens when a rank or a host is lost in the middle of a stream of all_reduces: every
+survivor soon raises an error that names the lost rank and the operation, and ends by itself.
 
-The seconds here are deadlines against hangs, far above what it takes; what it took is shown at the
-end of the run. Nothing may depend on how fast the machine is.
+The seconds here are deadlines against hangs, far above the usual times, which are shown at the end
+of the run. Nothing depends on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.gflow_only("Gloo does not name who is lost, and may not
 
 Note = Callable[[str], None]
 
-# A lost process is noticed, it need not time out: so its group has all the time in the world.
+# A lost process is noticed without a timeout, so the timeout of its group is long.
 LONG_S = 120.0
 NOTICED_S = 5.0
 TIMEOUT_S = 3.0
 HOSTS_TIMEOUT_S = 4.0
-# The call that times out may have begun so long before the loss.
+# The call that times out may have begun this long before the loss.
 EARLY_S = 2.5
 # How much later than its timeout an error may come on a busy machine.
 SLACK_S = 6.0
@@ -40,7 +40,7 @@ ENDED_S = 20.0
 
 
 def stream(kind: str, timeout_s: float, places: Sequence[Host | None], keep: bool = False) -> Ranks:
-    """Ranks that call all_reduce all the time; all of them are at it when this returns."""
+    """Ranks that call all_reduce all the time; all of them have begun when this returns."""
     arguments = [kind, str(timeout_s), *(["--keep"] if keep else [])]
     ranks = Ranks("tests.hosts.stream", places, {"BACKEND": "gflow"}, arguments)
     try:
@@ -59,7 +59,7 @@ class Loss:
     run: ScriptRun
     # When it was lost, on the monotonic clock.
     since: float
-    # For each survivor, what its error must hold.
+    # For each survivor, a pattern that its error must match.
     named: dict[int, str]
 
     def check_time(self, limit_s: float, note: Note, least_s: float = 0.0) -> None:
@@ -76,7 +76,7 @@ class Loss:
         assert not self.run.left_running
 
     def check_names(self) -> None:
-        """Every survivor has named the one that was lost."""
+        """Every survivor has named the lost rank."""
         for rank, pattern in self.named.items():
             message = line_with(self.run.ranks[rank], "raised")["message"]
             assert re.search(pattern, message), f"rank {rank} said: {message}"
@@ -137,7 +137,7 @@ def test_a_stopped_rank_is_named_by_every_other_of_its_host(world: int, kind: st
 
 
 def test_the_first_rank_may_be_the_one_that_is_killed(measured: Note) -> None:
-    # It is also where torch's store is.
+    # It also hosts torch's store.
     with stream("ordinary", LONG_S, [None] * 3) as ranks:
         loss = lose(ranks, 0, signal.SIGKILL, [socket.gethostname()] * 3)
     loss.check_time(NOTICED_S, measured)
@@ -156,7 +156,7 @@ def test_after_a_loss_a_process_ends_without_destroying_its_group(
 # --- on several hosts -----------------------------------------------------------------------------
 
 LAYOUTS = {"1+1": (0, 1), "2+1": (0, 0, 1), "1+2": (0, 1, 1), "1+1+1": (0, 1, 2)}
-# At such a rate 25 MiB take about a second: the rank is lost in the midst of the data.
+# At this rate 25 MiB take about a second: the rank is lost in the middle of the data.
 SLOW = 300 * 10**6
 TIMED = [
     ("1+1", "ordinary", SLOW),
@@ -239,7 +239,7 @@ def cut_off(layout: str, kind: str, rate: int | None) -> Loss:
         since = time.monotonic()
         lost.cut_off()
         run = ranks.ended(HOSTS_TIMEOUT_S + SLACK_S + ENDED_S)
-    # On either side, somebody of the other side is to be named.
+    # Each side must name a rank of the other.
     across = {
         rank: [name for peer, name in enumerate(labels) if (places[peer] is lost) != (host is lost)]
         for rank, host in enumerate(places)

@@ -1,6 +1,6 @@
-"""Proves that the hosts of these tests are what they claim to be, and that nothing of them stays.
+"""Tests that the hosts of these tests are separate hosts, and that nothing of them is left behind.
 
-It must never depend on gflow: what a test of gflow stands on is proven without it.
+The engine takes no part: what its tests rely on is tested without it.
 """
 
 import os

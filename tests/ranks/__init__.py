@@ -1,6 +1,6 @@
-"""Runs test functions on several ranks, each an operating-system process of its own.
+"""Runs test functions on several ranks, each in its own process.
 
-It must never leave a process behind, and never wait without a deadline.
+No process is left behind, and every wait has a deadline.
 
     def add_ones(rank: int, world: int) -> float:
         tensor = torch.ones(1)

@@ -1,6 +1,6 @@
-"""What one test case asks of a rank: which function, with which arguments, in which group.
+"""What one test case asks of a rank: a function, its arguments, and the group to run it in.
 
-It must never hold anything that cannot be pickled: it travels to another process.
+Everything in it can be pickled, because it is sent to another process.
 """
 
 import pickle
@@ -18,8 +18,8 @@ class Group:
     backend: str
     # The group's own timeout, as given to init_process_group.
     timeout_s: float = 30.0
-    # A kept group is used again by the next case that asks for the same one; without it the
-    # group is made for the case and destroyed after it.
+    # A kept group is reused by the next case that asks for the same one; otherwise the group is
+    # made for this case and destroyed after it.
     kept: bool = False
     # Set in the rank while the case runs; "{rank}" in a value becomes the rank.
     env: tuple[tuple[str, str], ...] = ()
@@ -35,16 +35,16 @@ class Case:
 
     rank: int
     world: int
-    # The function and its arguments, pickled apart, so that what cannot be imported in the rank
-    # fails this case and not the conversation with the rank.
+    # The function and its arguments, pickled separately: if the rank cannot import something, this
+    # case fails and the connection to the rank survives.
     payload: bytes
     # None: the function makes whatever groups it needs.
     group: Group | None
     # Names the group: a rank that already has the group of this name keeps it.
     group_name: str
-    # Where the case's store is.
+    # The port of the case's store.
     store_port: int
-    # What the import path of the rank must be, so that it finds the same modules.
+    # The import path for the rank, so that it finds the same modules.
     path: tuple[str, ...] = field(repr=False, default=())
 
 

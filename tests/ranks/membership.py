@@ -1,6 +1,6 @@
-"""The process group that a rank is in at the moment, from the inside of the rank.
+"""The process group that a rank is currently in, as seen by the rank.
 
-It must never carry a group over from a case that failed.
+A group never survives a case that failed.
 """
 
 import contextlib
@@ -52,8 +52,8 @@ def leave() -> None:
     _group_name = None
     if dist.is_initialized():
         dist.destroy_process_group()
-    # torch puts the number of groups made so far into the store's keys, and an init that failed on
-    # this rank alone has counted one: the next group would wait for its peers under another key.
+    # torch puts the number of groups made so far into the store's keys. An init that failed on this
+    # rank alone was counted, so the next group would wait for its peers under a different key.
     distributed_c10d._world.group_count = 0
 
 

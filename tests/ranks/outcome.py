@@ -1,6 +1,6 @@
-"""What became of one rank in one case, and the failure that tells the test about it.
+"""How a case ended on one rank, and the exception that reports it to the test.
 
-It must never hide a rank's own words: traceback, stacks and output are shown in full.
+Tracebacks, stacks and output of a rank are shown in full.
 """
 
 from collections.abc import Callable, Sequence

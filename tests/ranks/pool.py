@@ -1,7 +1,7 @@
-"""The ranks that stay alive between test cases, and teams of them that run one case together.
+"""Ranks that stay alive between test cases, and teams of them that run one case together.
 
-It must never give a team a rank that has died or that has not answered its last case, and never
-leave a process running once closed.
+A team never gets a rank that has died or has not answered its last case, and no process outlives
+the pool.
 """
 
 import sys
@@ -19,8 +19,8 @@ from tests.ranks.outcome import Outcome, RanksFailed, Returned
 from tests.ranks.rank import Rank
 from tests.ranks.strays import kill_strays, new_tag
 
-# Once one rank has failed, the others get this long to tell their side before they are asked for
-# their stacks: mostly they wait for the one that failed.
+# Once one rank has failed, the others get this long to answer before they are asked for their
+# stacks: usually they are waiting for the one that failed.
 _PATIENCE_S = 10.0
 
 
@@ -32,7 +32,7 @@ class Pool:
         self._ranks: list[Rank] = []
         self._names = count()
         self._store: dist.TCPStore | None = None
-        # The kept group that the ranks are in, and what it is.
+        # The kept group that the ranks are in, and its world size.
         self._kept: tuple[Group, int] | None = None
         self._kept_name = ""
 
@@ -41,7 +41,7 @@ class Pool:
         return Team(self, world, group)
 
     def pids(self) -> list[int]:
-        """The processes of the ranks there are."""
+        """The processes of the current ranks."""
         return [rank.pid for rank in self._ranks]
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class Pool:
         deadline_s: float,
         patience_s: float,
     ) -> list[Outcome]:
-        """Runs the function on the first `world` ranks; what became of each, in order."""
+        """Runs the function on the first `world` ranks; the outcome of each, in order."""
         payload = pack(function, arguments)
         ranks = self._take(world)
         name = self._group_name(world, group)
@@ -76,7 +76,7 @@ class Pool:
         try:
             outcomes = self._collect(ranks, deadline_s, patience_s)
         except BaseException:
-            # Interrupted: nobody knows what these ranks are doing now.
+            # Interrupted: these ranks are in an unknown state.
             for rank in ranks:
                 rank.end()
             raise
@@ -111,7 +111,8 @@ class Pool:
 
     def _store_port(self) -> int:
         if self._store is None:
-            # Port 0: the system picks a free one. It lives here, so no rank's death takes it away.
+            # Port 0: the system picks a free one. The store lives here so that it survives every
+            # rank.
             self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         return self._store.port
 

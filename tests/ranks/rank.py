@@ -1,6 +1,6 @@
-"""One rank as the test process sees it: a process to start, talk to, look into and end.
+"""One rank as seen by the test process: starts it, talks to it, inspects it and ends it.
 
-It must never be used after `end`, and never reap its process before the group is killed.
+Not to be used after `end`.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from tests.ranks.case import Case
 from tests.ranks.outcome import Died, Outcome, Raised, Returned, Silent, exit_text
 from tests.ranks.strays import TAG_VARIABLE
 
-# Importing torch takes two seconds alone, and much longer beside a compiler.
+# Importing torch takes two seconds on an idle machine, and much longer beside a compiler.
 _START_S = 180.0
 _STACKS_S = 3.0
 _GOODBYE_S = 10.0
@@ -41,7 +41,7 @@ class Rank:
         self._process = Process(command, environment, has_channel=True, folder=root)
         assert self._process.channel is not None
         self.conversation = Connection(self._process.channel.detach())
-        # Tells of the death even while a grandchild holds the other end of the conversation.
+        # Reports the death even while a grandchild holds the other end of the conversation.
         self.death = os.pidfd_open(self._process.pid)
         self._ready = False
         self._asked = 0
@@ -76,11 +76,11 @@ class Rank:
         """Gives the process its case; `answer` is due next."""
         self._seen = self._process.output_size()
         self._asked += 1
-        with contextlib.suppress(OSError):  # it is dead, which `answer` will say
+        with contextlib.suppress(OSError):  # dead; `answer` reports it
             self.conversation.send_bytes(pickle.dumps((self._asked, case)))
 
     def answer(self, rank: int) -> Outcome:
-        """What the case came to; to be called when the conversation or the death is readable."""
+        """The outcome of the case; call it when the conversation or the death is readable."""
         try:
             # An answer given just before the death still counts.
             if self.conversation.poll(0):
@@ -96,7 +96,7 @@ class Rank:
         try:
             value = pickle.loads(content)
         except Exception as error:
-            # A value that only its sender can read is a failure of the case, not of the harness.
+            # A value that cannot be read here is a failure of the case, not of the harness.
             what = f"the value of rank {rank} cannot be unpickled: {error}"
             return Raised(rank, type(error).__name__, what, traceback.format_exc(), self.output())
         if word == "returned":
@@ -127,11 +127,12 @@ class Rank:
         return self._process.kill()
 
     def dismiss(self) -> str | None:
-        """Lets the process end in its own way, as a script would; what was wrong with its end."""
+        """Lets the process exit normally, as a script would; returns what was wrong, if
+        anything."""
         self._seen = self._process.output_size()
         self.conversation.close()
         if not wait([self.death], timeout=_GOODBYE_S if self._ready else 0):
-            # One that has not even finished its imports has nothing to tell.
+            # A rank that is still importing has nothing to report.
             return f"did not end\n{self.silence(0, _GOODBYE_S).output}" if self._ready else None
         code = self.end()
         return f"{exit_text(code)}\n{self.output()}" if code else None

@@ -1,7 +1,5 @@
-"""Plain scripts in throw-away processes, for what only a whole process life can show: how an
-interpreter ends, what a crash leaves behind.
-
-It must never share a process with another case, and never leave one running.
+"""Plain scripts in processes of their own, for what only a whole process can show: how an
+interpreter exits, what a crash leaves behind.
 """
 
 import os
@@ -120,7 +118,7 @@ def _ended(rank: int, process: Process, end: float) -> ScriptRank:
 
 
 def script_variables(tag: str, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What every script has in its environment, beside the test's own."""
+    """The environment variables of every script, and those of the test."""
     own = {TAG_VARIABLE: tag, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
     return own | dict(extra or {})
 

@@ -1,6 +1,6 @@
-"""The program that a rank is: it waits for a case, runs it, answers, and waits for the next.
+"""The program of a rank: it waits for a case, runs it, answers, and waits for the next.
 
-It must never end because of what a case did in Python, and never answer twice.
+No Python exception in a case ends it, and every case is answered exactly once.
 """
 
 import faulthandler
@@ -30,7 +30,7 @@ def main() -> None:
         except EOFError:
             break
         answer = _answer(message)
-        # Output must be in the file before the answer is: the harness reads it then.
+        # Flushed before the answer, because the harness reads the output when the answer arrives.
         sys.stdout.flush()
         sys.stderr.flush()
         conversation.send_bytes(answer)
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _answer(message: bytes) -> bytes:
-    # The content is pickled apart: what cannot be unpickled there fails the case alone.
+    # The content is pickled separately: if it cannot be unpickled, only this case fails.
     case: Case
     number, case = pickle.loads(message)
     try:

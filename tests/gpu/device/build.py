@@ -1,6 +1,6 @@
 """Builds the extension that makes the stand-in a torch device, where the stand-in itself is built.
 
-It must never load what it builds: the process that runs the tests stays without the device.
+Nothing here loads the extension: the process that runs the tests stays without the device.
 """
 
 from __future__ import annotations
