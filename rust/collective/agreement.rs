@@ -5,8 +5,9 @@
 //! by rank (one that has run out of data under `join()` sends untagged zeros), so the ranks treat it
 //! as one if any rank does.
 
-use super::call::{Call, CollectiveKind};
+use super::call::CollectiveKind;
 use super::fabric::Fabric;
+use super::info::CollectiveInfo;
 use super::message::CallHeader;
 use crate::error::{Error, Result};
 use crate::transport::Failure;
@@ -32,7 +33,7 @@ pub struct AgreedBucket {
     pub step: u64,
     /// Whether every rank is in the same backward pass. A rank that has run out of data is not, and
     /// cannot know what comes next.
-    pub by_all: bool,
+    pub on_all_ranks: bool,
 }
 
 /// What a rank tells the others of its tensor, besides the call.
@@ -52,30 +53,30 @@ pub struct TensorInfo<'a> {
 pub type Labels = [String];
 
 /// Returns once every rank has made the same call as this one. Tensors that travelled with the calls
-/// are then in the inbox of the fabric: see [`shown`].
+/// are then in the inbox of the fabric: see [`inline_tensors`].
 pub fn agree(
     fabric: &mut Fabric,
     labels: &Labels,
-    seq: u64,
-    call: &Call,
-    own: TensorInfo,
+    info: &CollectiveInfo,
+    tensor: TensorInfo,
     deadline: Instant,
 ) -> Result<Agreed> {
+    let call = &info.call;
     let mut message =
-        Vec::with_capacity(CallHeader::BYTES + 8 * call.sends.len() + own.bytes.len());
-    message.extend_from_slice(&header(seq, call, &own).encode());
+        Vec::with_capacity(CallHeader::BYTES + 8 * call.sends.len() + tensor.bytes.len());
+    message.extend_from_slice(&header(info, &tensor).encode());
     for count in &call.sends {
         message.extend_from_slice(&count.to_le_bytes());
     }
-    message.extend_from_slice(own.bytes);
-    fabric.swap(&message, deadline).map_err(|failure| explain(failure, labels, seq, call))?;
+    message.extend_from_slice(tensor.bytes);
+    fabric.swap(&message, deadline).map_err(|failure| explain(failure, labels, info))?;
     let headers = decode_all(fabric.inbox(), labels)?;
 
     compare(&headers, labels, fabric.rank())?;
     let counted =
         matches!(call.view.kind, CollectiveKind::AllToAll | CollectiveKind::AllToAllSingle);
     if counted || headers.iter().any(|header| header.complains) {
-        hear_complaints(fabric, labels, seq, call, deadline)?;
+        exchange_complaints(fabric, labels, info, deadline)?;
     }
     let gradient = headers.iter().any(|header| header.gradient);
     let bucket = agree_on_bucket(&headers, labels)?;
@@ -83,16 +84,16 @@ pub fn agree(
     Ok(Agreed { gradient, bucket, offsets })
 }
 
-fn header(seq: u64, call: &Call, own: &TensorInfo) -> CallHeader {
+fn header(CollectiveInfo { seq, call }: &CollectiveInfo, tensor: &TensorInfo) -> CallHeader {
     CallHeader {
-        seq,
+        seq: *seq,
         view: call.view.clone(),
         gradient: call.gradient,
         complains: !call.complaint.is_empty(),
-        offset: own.offset,
+        offset: tensor.offset,
         bucket: call.bucket,
-        step: own.step,
-        momentum: own.momentum,
+        step: tensor.step,
+        momentum: tensor.momentum,
     }
 }
 
@@ -121,12 +122,12 @@ fn agree_on_bucket(headers: &[CallHeader], labels: &Labels) -> Result<Option<Agr
             first.bucket
         )));
     }
-    let by_all = headers.iter().all(|header| header.bucket != 0);
-    Ok(Some(AgreedBucket { number: first.bucket, step: first.step, by_all }))
+    let on_all_ranks = headers.iter().all(|header| header.bucket != 0);
+    Ok(Some(AgreedBucket { number: first.bucket, step: first.step, on_all_ranks }))
 }
 
 /// The tensors that travelled with the calls, by rank. `expected` is the size that each must have.
-pub fn shown<'a>(
+pub fn inline_tensors<'a>(
     fabric: &'a Fabric,
     labels: &Labels,
     expected: impl Fn(usize) -> usize,
@@ -145,13 +146,13 @@ pub fn shown<'a>(
 /// Some errors only one rank can see: its own arguments are wrong, or, in an all-to-all, a peer
 /// sends what it does not expect. A second swap tells the others, so that all of them raise and none
 /// waits for a rank that has left the collective.
-fn hear_complaints(
+fn exchange_complaints(
     fabric: &mut Fabric,
     labels: &Labels,
-    seq: u64,
-    call: &Call,
+    info: &CollectiveInfo,
     deadline: Instant,
 ) -> Result<()> {
+    let call = &info.call;
     let own = fabric.rank();
     let complaint =
         (!call.complaint.is_empty()).then(|| format!("{} {}", labels[own], call.complaint));
@@ -171,7 +172,7 @@ fn hear_complaints(
     let verdict = complaint.or_else(counts).unwrap_or_default().into_bytes();
     fabric
         .swap(&verdict[..verdict.len().min(MAX_PAYLOAD)], deadline)
-        .map_err(|failure| explain(failure, labels, seq, call))?;
+        .map_err(|failure| explain(failure, labels, info))?;
     let complaints: Vec<_> = fabric
         .inbox()
         .iter()
@@ -181,11 +182,7 @@ fn hear_complaints(
     if complaints.is_empty() {
         return Ok(());
     }
-    Err(Error::Mismatch(format!(
-        "{} #{seq}: {}. No data was exchanged",
-        call.view,
-        complaints.join("; ")
-    )))
+    Err(Error::Mismatch(format!("{info}: {}. No data was exchanged", complaints.join("; "))))
 }
 
 /// How many elements the sender of `message` has for `rank` in an all-to-all.
@@ -229,13 +226,13 @@ fn compare(headers: &[CallHeader], labels: &Labels, own: usize) -> Result<()> {
 }
 
 /// The error for a failure, with the names of ranks and the collective.
-pub fn explain(failure: Failure, labels: &Labels, seq: u64, call: &Call) -> Error {
-    let doing = format!("{} #{seq}", call.view);
+pub fn explain(failure: Failure, labels: &Labels, info: &CollectiveInfo) -> Error {
+    let doing = info.to_string();
     match failure {
         Failure::Late(ranks) => Error::TimedOut {
             missing: ranks.into_iter().map(|rank| labels[rank].clone()).collect(),
             doing,
-            waited: call.timeout,
+            waited: info.call.timeout,
         },
         Failure::Lost { rank, reason } => {
             Error::PeerLost { peer: labels[rank].clone(), doing, reason }
@@ -246,12 +243,9 @@ pub fn explain(failure: Failure, labels: &Labels, seq: u64, call: &Call) -> Erro
         Failure::Stalled { through } => Error::TimedOut {
             missing: vec![format!("bytes that come through {}", labels[through])],
             doing,
-            waited: call.timeout,
+            waited: info.call.timeout,
         },
         Failure::Broken(reason) => Error::Panic(format!("{reason} during {doing}")),
-        Failure::Device { rank, reason } => {
-            Error::Device { rank: labels[rank].clone(), doing, reason }
-        }
         Failure::Interrupted => Error::Closed(format!("the group was aborted during {doing}")),
     }
 }

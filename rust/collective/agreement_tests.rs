@@ -1,6 +1,7 @@
 //! Agreement between ranks that are threads of this process.
 
 use super::*;
+use crate::collective::call::Call;
 use crate::collective::call::tests::all_reduce;
 use crate::collective::fabric::tests::fabrics;
 use crate::collective::message::{Envelope, Tag};
@@ -14,7 +15,8 @@ fn labels(size: usize) -> Vec<String> {
 
 fn agree_on(fabric: &mut Fabric, seq: u64, call: &Call) -> Result<Agreed> {
     let deadline = Instant::now() + call.timeout;
-    agree(fabric, &labels(fabric.size()), seq, call, TensorInfo::default(), deadline)
+    let info = CollectiveInfo { seq, call: call.clone() };
+    agree(fabric, &labels(fabric.size()), &info, TensorInfo::default(), deadline)
 }
 
 /// Runs `agree` once on every rank, each with its own call, and returns what each rank got.
@@ -55,11 +57,11 @@ fn a_rank_without_a_bucket_learns_its_number_from_the_others() {
     calls[0].bucket = 5;
     calls[2].bucket = 5;
     for outcome in agree_all(calls.clone()) {
-        let expected = AgreedBucket { number: 5, step: 0, by_all: false };
+        let expected = AgreedBucket { number: 5, step: 0, on_all_ranks: false };
         assert_eq!(outcome.unwrap().bucket, Some(expected));
     }
     calls[1].bucket = 5;
-    assert!(agree_all(calls).iter().all(|o| o.as_ref().unwrap().bucket.unwrap().by_all));
+    assert!(agree_all(calls).iter().all(|o| o.as_ref().unwrap().bucket.unwrap().on_all_ranks));
 }
 
 #[test]

@@ -157,9 +157,9 @@ fn tell_all(
     mesh.swap(complaint.as_bytes(), &others, &mut inbox, deadline).map_err(|failure| {
         let (missing, last) = match failure {
             Failure::Late(ranks) => (ranks, "no answer".to_string()),
-            Failure::Lost { rank, reason }
-            | Failure::Garbled { rank, reason }
-            | Failure::Device { rank, reason } => (vec![rank], reason),
+            Failure::Lost { rank, reason } | Failure::Garbled { rank, reason } => {
+                (vec![rank], reason)
+            }
             Failure::Stalled { through } => (vec![through], "no answer".to_string()),
             Failure::Interrupted => (Vec::new(), "the group was aborted".to_string()),
             Failure::Broken(reason) => (Vec::new(), reason),

@@ -149,11 +149,11 @@ impl Fabric {
 
     /// Polls `is_done`, for things that cannot notify, and checks the peers meanwhile. Returns
     /// false at the deadline.
-    pub fn ask_until(
+    pub fn poll_until<E: From<Failure>>(
         &mut self,
         deadline: Instant,
-        mut is_done: impl FnMut() -> Result<bool, Failure>,
-    ) -> Result<bool, Failure> {
+        mut is_done: impl FnMut() -> Result<bool, E>,
+    ) -> Result<bool, E> {
         while !is_done()? {
             self.check()?;
             if deadline <= Instant::now() {

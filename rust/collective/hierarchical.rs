@@ -66,10 +66,10 @@ pub fn reduce_across(
     reducer: &Reducer,
     deadline: Instant,
 ) -> Result<(), Failure> {
-    let Some(shard) = own_shard(fabric.topology(), tensor) else { return Ok(()) };
+    let Some(mut shard) = own_shard(fabric.topology(), tensor) else { return Ok(()) };
     let Some((mut ring, watch)) = fabric.ring() else { return Ok(()) };
     // SAFETY: until the shards are distributed, only this rank touches this one.
-    ring.all_reduce(unsafe { shard.as_slice() }, reducer, watch, deadline)
+    ring.all_reduce(unsafe { shard.as_mut_slice() }, reducer, watch, deadline)
 }
 
 /// Phase 3, within the host: every rank gets all shards.
@@ -113,9 +113,9 @@ pub fn broadcast(
         local.publish(&[OwnedSpan { owner: root_local_rank, span: tensor }])?;
     }
     let shard = own_shard(fabric.topology(), tensor);
-    if let (Some(own), Some((mut ring, watch))) = (shard, fabric.ring()) {
+    if let (Some(mut own), Some((mut ring, watch))) = (shard, fabric.ring()) {
         // SAFETY: the ranks of this host touch only their own tensors now.
-        ring.broadcast(unsafe { own.as_slice() }, root_host, watch, deadline)?;
+        ring.broadcast(unsafe { own.as_mut_slice() }, root_host, watch, deadline)?;
     }
     if let Some(mut local) = fabric.local(deadline).filter(|_| !at_root) {
         local.publish(&carried_shards(tensor, carriers))?;
@@ -129,10 +129,12 @@ pub fn all_gather(fabric: &mut Fabric, outputs: &[Span], deadline: Instant) -> R
     let topology = fabric.topology().clone();
     let local_rank = topology.local_rank();
     if let Some((mut ring, watch)) = fabric.ring() {
-        let mut blocks: Vec<&mut [u8]> = (0..topology.hosts())
-            // SAFETY: outputs do not overlap, and no other rank touches them.
-            .map(|host| unsafe { outputs[topology.ranks_of(host)[local_rank]].as_slice() })
+        let mut of_hosts: Vec<Span> = (0..topology.hosts())
+            .map(|host| outputs[topology.ranks_of(host)[local_rank]])
             .collect();
+        // SAFETY: outputs do not overlap, and no other rank touches them.
+        let mut blocks: Vec<_> =
+            of_hosts.iter_mut().map(|output| unsafe { output.as_mut_slice() }).collect();
         ring.all_gather(&mut blocks, watch, deadline)?;
     }
     if let Some(mut local) = fabric.local(deadline) {

@@ -44,7 +44,7 @@ impl Plan {
     }
 
     /// The tensor that travels with a small call; empty on ranks that contribute nothing.
-    pub fn to_show(&self, memory: &Memory, rank: usize) -> Span {
+    pub fn inline_tensor(&self, memory: &Memory, rank: usize) -> Span {
         match self {
             Plan::AllReduce(_) => memory.outputs[0],
             Plan::Broadcast { root } if *root == rank => memory.outputs[0],
@@ -72,12 +72,12 @@ impl Plan {
     }
 
     /// Completes a small collective from the tensors that came with the calls, by rank.
-    pub fn complete(&self, memory: &Memory, shown: &[&[u8]]) {
+    pub fn complete(&self, memory: &Memory, inline: &[&[u8]]) {
         match self {
             Plan::AllReduce(reducer) => {
                 let element = reducer.element_bytes();
                 let aligned: Vec<_> =
-                    shown.iter().map(|bytes| Aligned::new(bytes, element)).collect();
+                    inline.iter().map(|bytes| Aligned::new(bytes, element)).collect();
                 let sources: Vec<_> = aligned.iter().map(Aligned::address).collect();
                 let output = memory.outputs[0];
                 // SAFETY: every rank sent as many bytes as the tensor has, which was checked when
@@ -86,10 +86,10 @@ impl Plan {
             }
             Plan::Broadcast { root } => {
                 // SAFETY: as above. On the root it is a copy of its own tensor.
-                unsafe { memory.outputs[0].copy_from(shown[*root].as_ptr()) };
+                unsafe { memory.outputs[0].copy_from(inline[*root].as_ptr()) };
             }
             Plan::AllGather => {
-                for (output, bytes) in memory.outputs.iter().zip(shown) {
+                for (output, bytes) in memory.outputs.iter().zip(inline) {
                     // SAFETY: as above; there is one output per rank, as large as each input.
                     unsafe { output.copy_from(bytes.as_ptr()) };
                 }

@@ -40,35 +40,44 @@ impl Span {
         Span { address: self.at(range.start), bytes: range.end - range.start }
     }
 
-    /// The bytes themselves.
-    ///
     /// # Safety
-    /// Nobody else may touch them while the slice lives.
-    pub unsafe fn as_slice<'a>(&self) -> &'a mut [u8] {
+    /// Nobody may write the bytes while the slice lives.
+    pub unsafe fn as_slice(&self) -> &[u8] {
         if self.bytes == 0 {
             // An empty tensor may have no address.
+            return &[];
+        }
+        // SAFETY: the memory is valid while the operation runs; the caller vouches for the rest.
+        unsafe { std::slice::from_raw_parts(self.address, self.bytes) }
+    }
+
+    /// The slice borrows this span, but spans can be copied: that alone does not make it unique.
+    ///
+    /// # Safety
+    /// Nobody else may touch the bytes while the slice lives.
+    pub unsafe fn as_mut_slice(&mut self) -> &mut [u8] {
+        if self.bytes == 0 {
             return &mut [];
         }
-        // SAFETY: the memory is valid as long as the operation runs; the caller vouches for the
-        // rest.
+        // SAFETY: as above.
         unsafe { std::slice::from_raw_parts_mut(self.address, self.bytes) }
     }
 
-    /// Copies `bytes` from elsewhere into this span, which must be as long.
+    /// Fills this span with a copy of what is at `from`.
     ///
     /// # Safety
-    /// `from` must be readable for that many bytes, overlap nothing of this span, and nobody may
-    /// write the one or touch the other meanwhile.
+    /// `from` must be readable for as many bytes and not overlap this span. Nobody may write there
+    /// or touch this span meanwhile.
     pub unsafe fn copy_from(&self, from: *const u8) {
         // SAFETY: as the caller vouches.
         unsafe { from.copy_to_nonoverlapping(self.address, self.bytes) }
     }
 
-    /// Copies this span to memory elsewhere.
+    /// Copies this span to `to`.
     ///
     /// # Safety
-    /// `to` must be writable for as many bytes, overlap nothing of this span, and nobody may write
-    /// the one or touch the other meanwhile.
+    /// `to` must be writable for as many bytes and not overlap this span. Nobody may touch that
+    /// memory or write this span meanwhile.
     pub unsafe fn copy_to(&self, to: *mut u8) {
         // SAFETY: as the caller vouches.
         unsafe { self.address.copy_to_nonoverlapping(to, self.bytes) }

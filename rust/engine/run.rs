@@ -5,7 +5,7 @@ use super::failure::{LOSS_LIMIT, blame};
 use super::operation::Operation;
 use super::queue::Job;
 use super::shared::{GradientTicket, GroupCore, Shared};
-use crate::collective::agreement::{Agreed, AgreedBucket, TensorInfo, agree, shown};
+use crate::collective::agreement::{Agreed, AgreedBucket, TensorInfo, agree, inline_tensors};
 use crate::collective::call::CollectiveKind;
 use crate::collective::info::CollectiveInfo;
 use crate::collective::plan::{Plan, tensors_in_arenas};
@@ -129,8 +129,7 @@ impl<'a> Run<'a> {
         tensor: TensorInfo,
         deadline: Instant,
     ) -> Result<Agreed> {
-        let CollectiveInfo { seq, call } = info;
-        agree(&mut self.core.fabric, &self.shared.labels, *seq, call, tensor, deadline)
+        agree(&mut self.core.fabric, &self.shared.labels, info, tensor, deadline)
     }
 
     /// Carries out a collective by the engine's own plan.
@@ -145,12 +144,12 @@ impl<'a> Run<'a> {
         let GroupCore { fabric, gradients, .. } = &mut *self.core;
         let call = &job.info.call;
         let fits = plan.bytes(memory) <= fabric.inline_bytes();
-        let to_show = plan.to_show(memory, fabric.rank());
+        let inline = plan.inline_tensor(memory, fabric.rank());
         let tensor = if fits && !(compresses && call.bucket != 0) {
             // SAFETY: the tensor belongs to the operation until that is complete; nobody writes it now.
-            TensorInfo { bytes: unsafe { to_show.as_slice() }, ..TensorInfo::default() }
+            TensorInfo { bytes: unsafe { inline.as_slice() }, ..TensorInfo::default() }
         } else {
-            let offset = fabric.offset_of(to_show.address, to_show.bytes);
+            let offset = fabric.offset_of(inline.address, inline.bytes);
             let (step, momentum) = (gradients.step_of(call.bucket), gradients.momentum_code());
             TensorInfo { bytes: &[], offset, step, momentum }
         };
@@ -172,8 +171,8 @@ impl<'a> Run<'a> {
             return self.exchange_gradient(bucket, tensor, ticket);
         }
         if fits {
-            let due = |rank| plan.to_show(memory, rank).bytes;
-            plan.complete(memory, &shown(&self.core.fabric, &shared.labels, due)?);
+            let expected = |rank| plan.inline_tensor(memory, rank).bytes;
+            plan.complete(memory, &inline_tensors(&self.core.fabric, &shared.labels, expected)?);
             // Gradients that are held were called before this, so they complete before it.
             self.flush()?;
         } else {

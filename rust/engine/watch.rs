@@ -7,6 +7,7 @@ use super::shared::{GroupCore, Shared};
 use crate::collective::info::CollectiveInfo;
 use crate::cuda::{WatchFailure, WatchdogClient};
 use crate::error::Error;
+use crate::gradients::ExchangeFailure;
 use crate::transport::frame::Goodbye;
 use crate::transport::interrupt::Interrupt;
 use crate::transport::{Failure, Watch};
@@ -82,7 +83,7 @@ impl WatchdogClient<Arc<CollectiveInfo>> for DeviceWatch {
         let error = match failure {
             WatchFailure::Fault(fault) => {
                 let reason = format!("{gpu}: {fault}");
-                let failure = Failure::Device { rank: shared.rank, reason };
+                let failure = ExchangeFailure::Device { rank: shared.rank, reason };
                 let failure = match &mut core {
                     Some(core) => blame(&mut core.fabric, failure),
                     None => failure,
@@ -91,7 +92,7 @@ impl WatchdogClient<Arc<CollectiveInfo>> for DeviceWatch {
             }
             WatchFailure::DeadlineExceeded => Error::TimedOut {
                 missing: vec![format!("{gpu} of {here} to be done with it")],
-                doing: format!("{} #{}", call.view, info.seq),
+                doing: info.to_string(),
                 waited: call.timeout,
             },
         };

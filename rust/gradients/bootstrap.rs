@@ -6,6 +6,7 @@
 //! NCCL connects the ranks of a communicator in the background, for as long as it likes. Every wait for
 //! it here also checks the peers and the deadline.
 
+use super::failure::ExchangeFailure;
 use crate::collective::fabric::Fabric;
 use crate::collective::message::{Envelope, Tag};
 use crate::cuda::{
@@ -51,9 +52,9 @@ pub fn bootstrap(
     queue: &DeviceQueue,
     seq: u64,
     deadline: Instant,
-) -> Result<Communicators, Failure> {
+) -> Result<Communicators, ExchangeFailure> {
     let rank = fabric.rank();
-    let here = |fault: Fault| Failure::Device { rank, reason: fault.0 };
+    let here = |fault: Fault| ExchangeFailure::Device { rank, reason: fault.0 };
     let topology = fabric.topology();
     let (local, hosts) = (topology.local_ranks(), topology.hosts());
     let within = Membership { maker: local[0], ranks: local.len(), own: topology.local_rank() };
@@ -84,7 +85,7 @@ pub fn bootstrap(
         Some((member, Some(id))) => Ok(Some((member, id))),
         Some((member, None)) => {
             let reason = "no id of the communicator that it makes".to_string();
-            Err(Failure::Garbled { rank: member.maker, reason })
+            Err(ExchangeFailure::from(Failure::Garbled { rank: member.maker, reason }))
         }
         None => Ok(None),
     };
@@ -106,14 +107,14 @@ fn connect(
     queue: &DeviceQueue,
     member: Option<(Membership, UniqueId)>,
     deadline: Instant,
-    here: impl Fn(Fault) -> Failure,
-) -> Result<Option<Arc<Communicator>>, Failure> {
+    here: impl Fn(Fault) -> ExchangeFailure,
+) -> Result<Option<Arc<Communicator>>, ExchangeFailure> {
     let Some((member, id)) = member else { return Ok(None) };
     let start = Instant::now();
     let own = CommunicatorRank { id, ranks: member.ranks, rank: member.own };
     let begun = Communicator::init(queue.nccl, &queue.stream.context, own);
     let communicator = Arc::new(begun.map_err(&here)?);
-    let connected = fabric.ask_until(deadline, || communicator.is_ready().map_err(&here));
+    let connected = fabric.poll_until(deadline, || communicator.is_ready().map_err(&here));
     let late = || {
         let waited = start.elapsed().as_secs_f64();
         here(Fault(format!(
@@ -182,8 +183,8 @@ fn encode(seq: u64, device_slot: u32, ids: &cuda::Result<Ids>) -> Vec<u8> {
 }
 
 /// The ids that `rank` has made, from its message. Fails if it could not make them.
-fn decode(seq: u64, device_slot: u32, rank: usize, message: &[u8]) -> Result<Ids, Failure> {
-    let garbled = |reason| Failure::Garbled { rank, reason };
+fn decode(seq: u64, device_slot: u32, rank: usize, message: &[u8]) -> Result<Ids, ExchangeFailure> {
+    let garbled = |reason| ExchangeFailure::from(Failure::Garbled { rank, reason });
     let Ok((header, body)) = IdsHeader::ref_from_prefix(message) else {
         let reason = format!("{} bytes, expected the ids of communicators", message.len());
         return Err(garbled(reason));
@@ -194,9 +195,10 @@ fn decode(seq: u64, device_slot: u32, rank: usize, message: &[u8]) -> Result<Ids
         )));
     }
     match (header.outcome, IdsLayout::ref_from_bytes(body)) {
-        (FAILED, _) => {
-            Err(Failure::Device { rank, reason: String::from_utf8_lossy(body).into_owned() })
-        }
+        (FAILED, _) => Err(ExchangeFailure::Device {
+            rank,
+            reason: String::from_utf8_lossy(body).into_owned(),
+        }),
         (MADE, Ok(ids)) => {
             let id = |one: &IdLayout| (one.is_there != 0).then_some(UniqueId(one.id));
             Ok([id(&ids.0[0]), id(&ids.0[1])])
@@ -222,10 +224,13 @@ mod tests {
             let made = encode(seq, slot, &Ok(ids));
             prop_assert_eq!(decode(seq, slot, 7, &made), Ok(ids));
             let failed = encode(seq, slot, &Err(Fault("no NCCL here".to_string())));
-            let failure = Failure::Device { rank: 7, reason: "no NCCL here".to_string() };
+            let failure = ExchangeFailure::Device { rank: 7, reason: "no NCCL here".to_string() };
             prop_assert_eq!(decode(seq, slot, 7, &failed), Err(failure));
             for decoded in [decode(seq ^ 1, slot, 7, &made), decode(seq, slot ^ 1, 7, &made)] {
-                let is_garbled = matches!(decoded, Err(Failure::Garbled { rank: 7, .. }));
+                let is_garbled = matches!(
+                    decoded,
+                    Err(ExchangeFailure::Transport(Failure::Garbled { rank: 7, .. }))
+                );
                 prop_assert!(is_garbled, "{decoded:?}");
             }
         }

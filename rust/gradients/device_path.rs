@@ -8,6 +8,7 @@ use super::bootstrap::{Communicators, bootstrap};
 use super::bucket::{Bucket, Needed};
 use super::devices::DeviceWatchdog;
 use super::exchange_path::{ExchangeContext, ExchangePath, ExchangePlan};
+use super::failure::ExchangeFailure;
 use super::fused_bucket::{FusedBucket, Tensor};
 use super::shard::Shard;
 use super::state_buffer::{Location, StateBuffer};
@@ -65,7 +66,7 @@ impl DevicePath {
         fabric: &mut Fabric,
         info: &CollectiveInfo,
         deadline: Instant,
-    ) -> Result<Communicators, Failure> {
+    ) -> Result<Communicators, ExchangeFailure> {
         if let Some(communicators) = &self.communicators {
             return Ok(communicators.clone());
         }
@@ -85,12 +86,12 @@ impl DevicePath {
         Enqueuing { fabric, counters, deadline }: Enqueuing,
         stages: &'static [Stage],
         work: impl FnOnce(&mut DeviceReport, OnPoll) -> cuda::Result<Vec<u32>>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ExchangeFailure> {
         let counters = counters.clone();
         let mut lost = None;
         let mut on_poll = || {
             fabric.check().map_err(|failure| {
-                lost = Some(failure);
+                lost = Some(failure.into());
                 Fault("a rank was lost, or the group has ended".to_string())
             })
         };
@@ -105,8 +106,11 @@ impl DevicePath {
         outcome.map_err(|fault| lost.unwrap_or_else(|| self.failed(fault)))
     }
 
-    fn failed(&self, fault: Fault) -> Failure {
-        Failure::Device { rank: self.rank, reason: format!("GPU {}: {fault}", self.queue.device) }
+    fn failed(&self, fault: Fault) -> ExchangeFailure {
+        ExchangeFailure::Device {
+            rank: self.rank,
+            reason: format!("GPU {}: {fault}", self.queue.device),
+        }
     }
 
     /// Makes room for the state of the buckets, and backs it up if exchanges may have to be undone.
@@ -115,7 +119,7 @@ impl DevicePath {
         context: &mut ExchangeContext,
         buckets: &[FusedBucket],
         plan: ExchangePlan,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ExchangeFailure> {
         let failed = |fault| self.failed(fault);
         let location = self.location();
         for fused in buckets {
@@ -125,7 +129,7 @@ impl DevicePath {
                 // It moves when the stream is done, and that depends on other ranks too.
                 let event = self.queue.stream.record().map_err(failed)?;
                 let deadline = context.deadline;
-                context.fabric.ask_until(deadline, || event.is_complete().map_err(failed))?;
+                context.fabric.poll_until(deadline, || event.is_complete().map_err(failed))?;
             }
             let (limit, can_undo) = (context.time_left(), context.store.can_undo());
             let bucket = context.store.entry(number);
@@ -150,7 +154,7 @@ impl DevicePath {
         context: &mut ExchangeContext,
         tensor: &Tensor,
         work: impl FnOnce(&IntraHostExchange, OnPoll) -> cuda::Result<()>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ExchangeFailure> {
         let communicators = self.communicators(context.fabric, &tensor.info, context.deadline)?;
         let Some(within) = &communicators.within else { return Ok(()) };
         let topology = context.fabric.topology();
@@ -183,7 +187,7 @@ impl ExchangePath for DevicePath {
         &mut self,
         context: &mut ExchangeContext,
         tensor: &Tensor,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ExchangeFailure> {
         self.within(context, tensor, |exchange, on_poll| exchange.reduce_scatter(on_poll))
     }
 
@@ -193,7 +197,7 @@ impl ExchangePath for DevicePath {
         element: Element,
         velocity: &mut StateBuffer,
         momentum: Momentum,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ExchangeFailure> {
         let velocity = velocity.as_device().ok_or_else(not_on_device)?;
         let gradient = device_slice(shard, element);
         // SAFETY: the tensor belongs to the exchange until that ends, and has as many elements as the velocity.
@@ -205,7 +209,7 @@ impl ExchangePath for DevicePath {
         &mut self,
         context: &mut ExchangeContext,
         tensor: &Tensor,
-    ) -> Result<u64, Failure> {
+    ) -> Result<u64, ExchangeFailure> {
         let communicators = self.communicators(context.fabric, &tensor.info, context.deadline)?;
         let topology = context.fabric.topology();
         let hosts = topology.hosts();
@@ -232,7 +236,7 @@ impl ExchangePath for DevicePath {
         &mut self,
         context: &mut ExchangeContext,
         tensor: &Tensor,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ExchangeFailure> {
         self.within(context, tensor, |exchange, on_poll| exchange.all_gather(on_poll))
     }
 
@@ -241,7 +245,7 @@ impl ExchangePath for DevicePath {
         context: &mut ExchangeContext,
         buckets: &mut [FusedBucket],
         plan: ExchangePlan,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ExchangeFailure> {
         let Some(first) = buckets.first().map(|bucket| bucket.tensor.info.clone()) else {
             return Ok(());
         };
@@ -293,7 +297,7 @@ impl ExchangePath for DevicePath {
         _context: &mut ExchangeContext,
         _buckets: &mut [FusedBucket],
         _plan: ExchangePlan,
-    ) -> Result<u64, Failure> {
+    ) -> Result<u64, ExchangeFailure> {
         Ok(std::mem::take(&mut self.sent))
     }
 }
@@ -329,7 +333,7 @@ fn device_shard<'a>(
     density: f64,
     bucket: &'a Bucket,
     plan: ExchangePlan,
-) -> Result<DeviceShard<'a>, Failure> {
+) -> Result<DeviceShard<'a>, ExchangeFailure> {
     let ExchangePlan { config, momentum } = plan;
     Ok(DeviceShard {
         gradient: device_slice(shard.span, shard.element),
@@ -341,8 +345,8 @@ fn device_shard<'a>(
     })
 }
 
-fn not_on_device() -> Failure {
-    Failure::Broken("the state of a bucket is not on its device".to_string())
+fn not_on_device() -> ExchangeFailure {
+    Failure::Broken("the state of a bucket is not on its device".to_string()).into()
 }
 
 /// The bytes that each host sends when a ring sums `bytes`. NCCL does not say what it really sends.

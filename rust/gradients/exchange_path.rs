@@ -5,6 +5,7 @@
 //! and the order of the stages in [`super::exchanger`], alike for all paths.
 
 use super::config::CompressionConfig;
+use super::failure::ExchangeFailure;
 use super::fused_bucket::{FusedBucket, Tensor};
 use super::state_buffer::{Location, StateBuffer};
 use super::store::BucketStore;
@@ -13,7 +14,6 @@ use crate::collective::fabric::Fabric;
 use crate::collective::span::Span;
 use crate::observe::gradient_counters::GradientCounters;
 use crate::simd::element::Element;
-use crate::transport::Failure;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ pub trait ExchangePath {
         &mut self,
         context: &mut ExchangeContext,
         tensor: &Tensor,
-    ) -> Result<(), Failure>;
+    ) -> Result<(), ExchangeFailure>;
 
     /// Replaces a shard that is sent whole by what momentum makes of it.
     fn add_velocity(
@@ -57,21 +57,21 @@ pub trait ExchangePath {
         element: Element,
         velocity: &mut StateBuffer,
         momentum: Momentum,
-    ) -> Result<(), Failure>;
+    ) -> Result<(), ExchangeFailure>;
 
     /// Makes every carrier's shard the exact sum over all hosts. Returns how many bytes this rank sent.
     fn reduce_across(
         &mut self,
         context: &mut ExchangeContext,
         tensor: &Tensor,
-    ) -> Result<u64, Failure>;
+    ) -> Result<u64, ExchangeFailure>;
 
     /// Brings all shards to all ranks of the host.
     fn hand_out_within(
         &mut self,
         context: &mut ExchangeContext,
         tensor: &Tensor,
-    ) -> Result<(), Failure>;
+    ) -> Result<(), ExchangeFailure>;
 
     /// Selects chunks of some buckets and sends them off.
     fn dispatch(
@@ -79,7 +79,7 @@ pub trait ExchangePath {
         context: &mut ExchangeContext,
         buckets: &mut [FusedBucket],
         plan: ExchangePlan,
-    ) -> Result<(), Failure>;
+    ) -> Result<(), ExchangeFailure>;
 
     /// Whether a dispatched exchange needs nothing more of the host, so that it can be completed at once.
     /// If not, the host does something else meanwhile.
@@ -92,5 +92,5 @@ pub trait ExchangePath {
         context: &mut ExchangeContext,
         buckets: &mut [FusedBucket],
         plan: ExchangePlan,
-    ) -> Result<u64, Failure>;
+    ) -> Result<u64, ExchangeFailure>;
 }

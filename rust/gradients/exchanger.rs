@@ -6,6 +6,7 @@ use super::config::{
     CompressionConfig, CompressionStarted, Treatment, WhyExact, can_be_compressed,
 };
 use super::exchange_path::{ExchangeContext, ExchangePath, ExchangePlan};
+use super::failure::ExchangeFailure;
 use super::fused_bucket::{FusedBucket, Tensor};
 use super::paths::Paths;
 use super::shard::Shard;
@@ -16,7 +17,6 @@ use crate::collective::fabric::Fabric;
 use crate::collective::hierarchical;
 use crate::observe::gradient_counters::{BucketExchange, GradientCounters};
 use crate::simd::element::Element;
-use crate::transport::Failure;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -72,7 +72,7 @@ impl Exchanger {
         bucket: &AgreedBucket,
         tensor: &Tensor,
         deadline: Instant,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ExchangeFailure> {
         let momentum = self.momentum.filter(|_| can_be_compressed(tensor.element));
         let shard = hierarchical::own_shard(fabric.topology(), tensor.span);
         let rank = fabric.rank();
@@ -91,7 +91,7 @@ impl Exchanger {
             let kept = context.store.entry(bucket.number);
             kept.make_room(&needed)
                 .and_then(|()| if can_undo { kept.back_up() } else { Ok(()) })
-                .map_err(|fault| Failure::Device { rank, reason: fault.0 })?;
+                .map_err(|fault| ExchangeFailure::Device { rank, reason: fault.0 })?;
             path.add_velocity(shard, tensor.element, &mut kept.velocity, momentum)?;
         }
         let sent = path.reduce_across(&mut context, tensor)?;
@@ -116,7 +116,7 @@ impl Exchanger {
         density: f64,
         tensor: Tensor,
         deadline: Instant,
-    ) -> Result<FusedBucket, Failure> {
+    ) -> Result<FusedBucket, ExchangeFailure> {
         let (path, mut context) = self.path_for(fabric, tensor.device_slot(), deadline)?;
         path.reduce_within(&mut context, &tensor)?;
         context.store.entry(bucket.number).step = bucket.step + 1;
@@ -132,7 +132,7 @@ impl Exchanger {
         fabric: &mut Fabric,
         buckets: &mut [FusedBucket],
         deadline: Instant,
-    ) -> Result<bool, Failure> {
+    ) -> Result<bool, ExchangeFailure> {
         let Some(config) = self.config else { return Ok(true) };
         let plan = ExchangePlan { config: &config, momentum: self.momentum };
         let device_slot = buckets.first().map_or(0, |bucket| bucket.tensor.device_slot());
@@ -147,7 +147,7 @@ impl Exchanger {
         fabric: &mut Fabric,
         buckets: &mut [FusedBucket],
         deadline: Instant,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ExchangeFailure> {
         let Some(config) = self.config else { return Ok(()) };
         let plan = ExchangePlan { config: &config, momentum: self.momentum };
         let device_slot = buckets.first().map_or(0, |bucket| bucket.tensor.device_slot());
@@ -166,7 +166,7 @@ impl Exchanger {
         fabric: &'a mut Fabric,
         device_slot: u32,
         deadline: Instant,
-    ) -> Result<(&'a mut dyn ExchangePath, ExchangeContext<'a>), Failure> {
+    ) -> Result<(&'a mut dyn ExchangePath, ExchangeContext<'a>), ExchangeFailure> {
         let path = self.paths.select(device_slot, fabric.rank())?;
         let (store, counters) = (&mut self.store, &self.counters);
         Ok((path, ExchangeContext { fabric, store, counters, deadline }))

@@ -9,11 +9,11 @@
 
 use super::config::{CompressionStarted, Treatment};
 use super::exchanger::Exchanger;
+use super::failure::ExchangeFailure;
 use super::fused_bucket::{FusedBucket, Tensor};
 use crate::collective::agreement::AgreedBucket;
 use crate::collective::fabric::Fabric;
 use crate::collective::info::CollectiveInfo;
-use crate::transport::Failure;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -26,7 +26,7 @@ pub struct Completed<T> {
 /// Why an exchange of gradients failed, and the first of the collectives that it was for.
 pub struct Failed {
     pub info: Arc<CollectiveInfo>,
-    pub failure: Failure,
+    pub failure: ExchangeFailure,
 }
 
 /// Buckets that are exchanged as one.
@@ -103,7 +103,7 @@ impl<T> Fusion<T> {
             completed.push(Completed { info, ticket });
             return Ok(completed);
         };
-        let mut completed = match bucket.by_all && self.held.can_take(tensor.device_slot()) {
+        let mut completed = match bucket.on_all_ranks && self.held.can_take(tensor.device_slot()) {
             true => Vec::new(),
             false => self.flush(exchanger, fabric)?,
         };
@@ -114,7 +114,7 @@ impl<T> Fusion<T> {
             self.started = exchanger.compression_started(fabric.topology().hosts(), element);
         }
         self.held.push(fused, ticket);
-        if !bucket.by_all {
+        if !bucket.on_all_ranks {
             // A rank that is not in this backward pass does not know when it ends.
             completed.extend(self.flush(exchanger, fabric)?);
         } else if self.held.bytes() >= exchanger.config().map_or(0, |config| config.fusion_bytes) {

@@ -4,6 +4,7 @@
 use super::bucket::{Bucket, HostBuffers, Needed};
 use super::courier::{Courier, Delivery};
 use super::exchange_path::{ExchangeContext, ExchangePath, ExchangePlan};
+use super::failure::ExchangeFailure;
 use super::fused_bucket::{FusedBucket, Placement, Tensor};
 use super::norms;
 use super::parcel_pool::ParcelPool;
@@ -54,24 +55,25 @@ impl ExchangePath for HostPath {
         &mut self,
         context: &mut ExchangeContext,
         tensor: &Tensor,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ExchangeFailure> {
         let (reducer, in_arenas) = on_host(tensor)?;
         let ExchangeContext { fabric, counters, deadline, .. } = context;
         counters.time(Stage::WithinHost, || {
             hierarchical::reduce_within(fabric, tensor.span, in_arenas, reducer, *deadline)
-        })
+        })?;
+        Ok(())
     }
 
     fn add_velocity(
         &mut self,
-        shard: Span,
+        mut shard: Span,
         element: Element,
         velocity: &mut StateBuffer,
         momentum: Momentum,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ExchangeFailure> {
         let velocity = velocity.as_host_mut().ok_or_else(not_on_host)?;
         // SAFETY: until it is handed out, only this rank uses the shard.
-        let gradient = Gradient::from_bytes(unsafe { shard.as_slice() }, element);
+        let gradient = Gradient::from_bytes(unsafe { shard.as_mut_slice() }, element);
         let mut gradient = gradient.expect("only these types have momentum here");
         add_velocity(&mut gradient, velocity, momentum);
         Ok(())
@@ -81,7 +83,7 @@ impl ExchangePath for HostPath {
         &mut self,
         context: &mut ExchangeContext,
         tensor: &Tensor,
-    ) -> Result<u64, Failure> {
+    ) -> Result<u64, ExchangeFailure> {
         let (reducer, _) = on_host(tensor)?;
         let ExchangeContext { fabric, counters, deadline, .. } = context;
         let before = fabric.ring().map_or(0, |(ring, _)| ring.sent());
@@ -95,12 +97,13 @@ impl ExchangePath for HostPath {
         &mut self,
         context: &mut ExchangeContext,
         tensor: &Tensor,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ExchangeFailure> {
         let (_, in_arenas) = on_host(tensor)?;
         let ExchangeContext { fabric, counters, deadline, .. } = context;
         counters.time(Stage::WithinHost, || {
             hierarchical::hand_out_within(fabric, tensor.span, in_arenas, *deadline)
-        })
+        })?;
+        Ok(())
     }
 
     fn dispatch(
@@ -108,7 +111,7 @@ impl ExchangePath for HostPath {
         context: &mut ExchangeContext,
         buckets: &mut [FusedBucket],
         plan: ExchangePlan,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ExchangeFailure> {
         if self.courier.is_none() {
             return Ok(());
         }
@@ -128,7 +131,7 @@ impl ExchangePath for HostPath {
         context: &mut ExchangeContext,
         buckets: &mut [FusedBucket],
         plan: ExchangePlan,
-    ) -> Result<u64, Failure> {
+    ) -> Result<u64, ExchangeFailure> {
         let HostPath { courier: Some(courier), pool, .. } = self else { return Ok(0) };
         let ExchangeContext { fabric, store, counters, .. } = context;
         let is_first_host = fabric.topology().host() == 0;
@@ -139,7 +142,7 @@ impl ExchangePath for HostPath {
             counters.add_seconds(Stage::Wire, seconds);
             total_sent += sent;
             outcome?;
-            counters.time(Stage::Unpack, || -> Result<(), Failure> {
+            counters.time(Stage::Unpack, || -> Result<(), ExchangeFailure> {
                 for chunk in std::mem::take(&mut parcel.chunks) {
                     let bucket = &mut buckets[chunk.bucket];
                     let Some(shard) = &mut bucket.shard else { continue };
@@ -166,7 +169,7 @@ impl HostPath {
         context: &mut ExchangeContext,
         shards: &mut [CarriedShard],
         momentum: Option<Momentum>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ExchangeFailure> {
         let (limit, can_undo) = (context.time_left(), context.store.can_undo());
         let ExchangeContext { store, counters, .. } = context;
         counters.time(Stage::Accumulate, || {
@@ -195,7 +198,7 @@ impl HostPath {
         context: &mut ExchangeContext,
         shards: &[CarriedShard],
         plan: ExchangePlan,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ExchangeFailure> {
         let HostPath { courier: Some(courier), pool, .. } = self else { return Ok(()) };
         let ExchangeContext { store, counters, deadline, .. } = context;
         let ExchangePlan { config, momentum } = plan;
@@ -216,7 +219,8 @@ impl HostPath {
         }
         counters.add_seconds(Stage::Pack, start.elapsed().as_secs_f64());
         // Even if it is empty: an exchange ends with its last parcel.
-        courier.send(parcel.into_last())
+        courier.send(parcel.into_last())?;
+        Ok(())
     }
 }
 
@@ -226,7 +230,7 @@ fn select(
     shards: &mut [CarriedShard],
     seq: u64,
     plan: ExchangePlan,
-) -> Result<(), Failure> {
+) -> Result<(), ExchangeFailure> {
     let ExchangeContext { fabric, counters, deadline, .. } = context;
     let own: Vec<f32> = shards.iter().flat_map(|one| one.shard.norms.iter().copied()).collect();
     let mut sums = own.clone();
@@ -247,23 +251,26 @@ fn select(
 }
 
 /// How a tensor of this path is summed, and the tensors of this host's ranks if they share memory.
-fn on_host(tensor: &Tensor) -> Result<(&Reducer, Option<&[Span]>), Failure> {
+fn on_host(tensor: &Tensor) -> Result<(&Reducer, Option<&[Span]>), ExchangeFailure> {
     match &tensor.placement {
         Placement::Host { reducer, in_arenas } => Ok((reducer, in_arenas.as_deref())),
-        Placement::Device { .. } => Err(Failure::Broken("a tensor is not on its path".to_string())),
+        Placement::Device { .. } => {
+            Err(Failure::Broken("a tensor is not on its path".to_string()).into())
+        }
     }
 }
 
 /// The buffers of a bucket, for which room was made here.
-fn state_on_host(bucket: &mut Bucket) -> Result<HostBuffers<'_>, Failure> {
+fn state_on_host(bucket: &mut Bucket) -> Result<HostBuffers<'_>, ExchangeFailure> {
     bucket.as_host_mut().ok_or_else(not_on_host)
 }
 
-fn not_on_host() -> Failure {
-    Failure::Broken("the state of a bucket is not in host memory".to_string())
+fn not_on_host() -> ExchangeFailure {
+    Failure::Broken("the state of a bucket is not in host memory".to_string()).into()
 }
 
 /// Only a bucket that was on a device before can fail like this.
-fn moved_from_device(fault: crate::cuda::Fault) -> Failure {
+fn moved_from_device(fault: crate::cuda::Fault) -> ExchangeFailure {
     Failure::Broken(format!("what is kept of a bucket cannot be moved from a device: {fault}"))
+        .into()
 }

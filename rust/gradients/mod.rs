@@ -24,6 +24,7 @@ mod device_path;
 mod devices;
 mod exchange_path;
 mod exchanger;
+mod failure;
 mod fused_bucket;
 mod fusion;
 mod host_path;
@@ -40,6 +41,7 @@ pub use bucket::BucketState;
 pub use config::{CompressionConfig, CompressionStarted};
 pub use courier::Courier;
 pub use devices::{DeviceTicket, Devices, Obstacle};
+pub use failure::ExchangeFailure;
 pub use fused_bucket::{Placement, Tensor};
 pub use fusion::{Completed, Failed};
 #[cfg(test)]

@@ -4,6 +4,7 @@ use super::courier::Courier;
 use super::device_path::DevicePath;
 use super::devices::Devices;
 use super::exchange_path::ExchangePath;
+use super::failure::ExchangeFailure;
 use super::host_path::HostPath;
 use crate::transport::Failure;
 use std::collections::BTreeMap;
@@ -32,7 +33,7 @@ impl Paths {
         &mut self,
         device_slot: u32,
         rank: usize,
-    ) -> Result<&mut dyn ExchangePath, Failure> {
+    ) -> Result<&mut dyn ExchangePath, ExchangeFailure> {
         if device_slot == 0 {
             return Ok(&mut self.host);
         }
@@ -40,7 +41,7 @@ impl Paths {
             Entry::Occupied(known) => Ok(known.into_mut()),
             Entry::Vacant(unknown) => {
                 let Some(queue) = self.opened.queue(device_slot) else {
-                    return Err(Failure::Broken(format!("there is no device {device_slot}")));
+                    return Err(Failure::Broken(format!("there is no device {device_slot}")).into());
                 };
                 let watchdog = self.opened.watchdog.clone();
                 Ok(unknown.insert(DevicePath::new(queue, watchdog, rank)))

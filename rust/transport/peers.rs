@@ -21,8 +21,6 @@ pub enum Failure {
     Interrupted,
     /// Something failed in this process.
     Broken(String),
-    /// The GPU of this rank, its driver or NCCL failed.
-    Device { rank: usize, reason: String },
 }
 
 /// What a rank watches while it waits for something else.
