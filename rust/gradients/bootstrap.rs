@@ -68,8 +68,8 @@ pub fn bootstrap(
 
     // First, and on every rank: a rank that cannot go on must say so before the others wait in NCCL.
     let is_usable = queue.nccl.ensure_non_blocking();
-    let make = |member: Option<Membership>| match member {
-        Some(member) if member.maker == rank => queue.nccl.unique_id().map(Some),
+    let make = |membership: Option<Membership>| match membership {
+        Some(membership) if membership.maker == rank => queue.nccl.unique_id().map(Some),
         _ => Ok(None),
     };
     let ids = is_usable.and_then(|()| Ok([make(within)?, make(across)?]));
@@ -79,13 +79,13 @@ pub fn bootstrap(
         // All ranks see the same messages, so all report the same rank.
         shown.push(decode(seq, queue.slot, rank, message)?);
     }
-    let id = |member: Option<Membership>, which: usize| match member
-        .map(|member| (member, shown[member.maker][which]))
+    let id = |membership: Option<Membership>, which: usize| match membership
+        .map(|membership| (membership, shown[membership.maker][which]))
     {
-        Some((member, Some(id))) => Ok(Some((member, id))),
-        Some((member, None)) => {
+        Some((membership, Some(id))) => Ok(Some((membership, id))),
+        Some((membership, None)) => {
             let reason = "no id of the communicator that it makes".to_string();
-            Err(ExchangeFailure::from(Failure::Garbled { rank: member.maker, reason }))
+            Err(ExchangeFailure::from(Failure::Garbled { rank: membership.maker, reason }))
         }
         None => Ok(None),
     };
@@ -105,13 +105,13 @@ pub fn bootstrap(
 fn connect(
     fabric: &mut Fabric,
     queue: &DeviceQueue,
-    member: Option<(Membership, UniqueId)>,
+    membership: Option<(Membership, UniqueId)>,
     deadline: Instant,
     here: impl Fn(Fault) -> ExchangeFailure,
 ) -> Result<Option<Arc<Communicator>>, ExchangeFailure> {
-    let Some((member, id)) = member else { return Ok(None) };
+    let Some((membership, id)) = membership else { return Ok(None) };
     let start = Instant::now();
-    let own = CommunicatorRank { id, ranks: member.ranks, rank: member.own };
+    let own = CommunicatorRank { id, ranks: membership.ranks, rank: membership.own };
     let begun = Communicator::init(queue.nccl, &queue.stream.context, own);
     let communicator = Arc::new(begun.map_err(&here)?);
     let connected = fabric.poll_until(deadline, || communicator.is_ready().map_err(&here));
@@ -123,7 +123,7 @@ fn connect(
     };
     match connected.and_then(|in_time| in_time.then_some(()).ok_or_else(late)) {
         Ok(()) => {
-            log::debug!("NCCL connected {} ranks in {:.2?}", member.ranks, start.elapsed());
+            log::debug!("NCCL connected {} ranks in {:.2?}", membership.ranks, start.elapsed());
             Ok(Some(communicator))
         }
         Err(failure) => {

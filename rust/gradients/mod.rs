@@ -2,14 +2,23 @@
 //! chunks, and nothing lost.
 //!
 //! [`Gradients::exchange`] takes one bucket at a time. A bucket is summed within its host and held until
-//! enough of them are together ([`fusion`]). Then they are exchanged as one ([`exchanger`]): each is added
-//! to its residual, the ranks agree on the norms of its chunks and so on which are sent, and the selected
-//! chunks go to the other hosts. The sums are put into the tensors when the next exchange is on its way,
-//! or the backward pass is over.
+//! enough of them are together. Then they are exchanged as one: each is added to its residual, the ranks
+//! agree on the norms of its chunks and so on which are sent, and the selected chunks go to the other
+//! hosts. The sums are put into the tensors when the next exchange is on its way, or the backward pass has
+//! ended.
 //!
-//! How each stage is done depends on where the gradients are, and is an [`exchange_path`]: [`host_path`]
-//! for host memory, with a [`courier`] that takes each [`parcel`] round the ring, or [`device_path`].
-//! What has to survive from step to step is in [`store`].
+//! | file | what it is |
+//! |---|---|
+//! | `api` | [`Gradients`], what the engine calls |
+//! | `fusion` | which buckets are exchanged together, and when: the only file that decides that |
+//! | `exchanger` | the stages of an exchange in order, and what is counted |
+//! | `config` | what the user set, and how it treats a bucket in a step |
+//! | `exchange_path`, `paths` | the stages, as a trait; one path for host memory, one for each device |
+//! | `host_path`, `shard`, `accumulation`, `norms` | the stages in host memory |
+//! | `courier`, `parcel`, `parcel_pool` | how chunks travel round the ring while the worker goes on |
+//! | `device_path`, `devices`, `bootstrap` | the stages on a device, its queue, and its NCCL communicators |
+//! | `fused_bucket` | a bucket during one exchange |
+//! | `bucket`, `state_buffer`, `store` | what is kept of a bucket from step to step |
 //!
 //! Everything happens in the order of the program, which is the same on every rank. Only an exchange that
 //! all ranks have agreed on changes the state of a bucket.
