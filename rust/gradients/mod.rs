@@ -17,7 +17,7 @@
 //! | `host_path`, `shard`, `accumulation`, `norms` | the stages in host memory |
 //! | `courier`, `parcel`, `parcel_pool` | how chunks travel round the ring while the worker goes on |
 //! | `device_path`, `devices`, `bootstrap` | the stages on a device, its queue, and its NCCL communicators |
-//! | `fused_bucket` | a bucket during one exchange |
+//! | `fused_bucket`, `failure` | a bucket during one exchange, and why that failed |
 //! | `bucket`, `state_buffer`, `store` | what is kept of a bucket from step to step |
 //!
 //! Everything happens in the order of the program, which is the same on every rank. Only an exchange that
