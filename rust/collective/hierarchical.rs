@@ -37,7 +37,7 @@ pub fn all_reduce(
     }
     reduce_within(fabric, tensor, in_arenas, reducer, deadline)?;
     reduce_across(fabric, tensor, reducer, deadline)?;
-    hand_out_within(fabric, tensor, in_arenas, deadline)
+    distribute_within(fabric, tensor, in_arenas, deadline)
 }
 
 /// Phase 1, within the host: every carrier reduces its shard into its own tensor.
@@ -73,7 +73,7 @@ pub fn reduce_across(
 }
 
 /// Phase 3, within the host: every rank gets all shards.
-pub fn hand_out_within(
+pub fn distribute_within(
     fabric: &mut Fabric,
     tensor: Span,
     in_arenas: Option<&[Span]>,
@@ -89,7 +89,7 @@ pub fn hand_out_within(
 
 /// The shard of `tensor` that this rank carries between hosts, if it is a carrier.
 pub fn own_shard(topology: &Topology, tensor: Span) -> Option<Span> {
-    shard_range(topology, tensor.bytes).map(|range| tensor.part(range))
+    shard_range(topology, tensor.bytes).map(|range| tensor.subspan(range))
 }
 
 /// The same, as a range of a tensor of `bytes` bytes.
@@ -170,6 +170,6 @@ impl Combine for Reducer {
 /// The shards of a tensor, each with its carrier on this host.
 fn carried_shards(tensor: Span, carriers: usize) -> Vec<OwnedSpan> {
     let shard =
-        |owner| OwnedSpan { owner, span: tensor.part(partition(tensor.bytes, carriers, owner)) };
+        |owner| OwnedSpan { owner, span: tensor.subspan(partition(tensor.bytes, carriers, owner)) };
     (0..carriers).map(shard).collect()
 }

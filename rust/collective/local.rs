@@ -71,7 +71,7 @@ impl LocalRanks<'_> {
     pub fn distribute(&mut self, tensors: &[Span], carriers: usize) -> Result<(), Failure> {
         let own = self.region.local_rank();
         if own < carriers {
-            let shard = tensors[own].part(partition(tensors[own].bytes, carriers, own));
+            let shard = tensors[own].subspan(partition(tensors[own].bytes, carriers, own));
             let start = shard.address as usize - tensors[own].address as usize;
             for tensor in tensors.iter().filter(|tensor| tensor.address != tensors[own].address) {
                 // SAFETY: until the barrier, only this rank touches this shard of any tensor.
@@ -95,7 +95,7 @@ impl LocalRanks<'_> {
             pieces.blocks(),
             |region, block| pieces.fill(tensor, region, block),
             |region, block| {
-                let piece = tensor.part(pieces.range(own, block));
+                let piece = tensor.subspan(pieces.range(own, block));
                 let sources = pieces.sources(piece, region, block);
                 let sums = [piece.address, pieces.within(region.block(own, block), own)];
                 // SAFETY: all ranks have filled this block. Only this rank reads its shard of each,
@@ -104,7 +104,7 @@ impl LocalRanks<'_> {
             },
             |region, block| {
                 for owner in (0..size).filter(|owner| *owner != own) {
-                    let piece = tensor.part(pieces.range(owner, block));
+                    let piece = tensor.subspan(pieces.range(owner, block));
                     // SAFETY: the owner has put the result there and keeps it until all have it.
                     unsafe { piece.copy_from(pieces.within(region.block(owner, block), owner)) };
                 }
@@ -129,7 +129,7 @@ impl LocalRanks<'_> {
                 if own >= carriers {
                     return;
                 }
-                let piece = tensor.part(pieces.range(own, block));
+                let piece = tensor.subspan(pieces.range(own, block));
                 let sources = pieces.sources(piece, region, block);
                 // SAFETY: all ranks have filled this block, and only this rank uses this shard.
                 unsafe { reducer.fold(&sources, &[piece.address], piece.bytes, false) };
@@ -146,14 +146,14 @@ impl LocalRanks<'_> {
         let pieces = Pieces::new(longest.saturating_mul(spans.len()), spans.len().max(1));
         let piece = |one: &OwnedSpan, block: usize| {
             let at = |offset: usize| offset.min(one.span.bytes);
-            one.span.part(at(block * pieces.each)..at((block + 1) * pieces.each))
+            one.span.subspan(at(block * pieces.each)..at((block + 1) * pieces.each))
         };
         self.pipeline(
             longest.div_ceil(pieces.each),
             |region, block| {
                 for (index, one) in spans.iter().enumerate().filter(|(_, one)| one.owner == own) {
                     let slot = pieces.within(region.block(own, block), index);
-                    // SAFETY: that piece of the own block is free: see `pipeline`.
+                    // SAFETY: that piece of this rank's block is free: see `pipeline`.
                     unsafe { piece(one, block).copy_to(slot) };
                 }
             },
@@ -240,8 +240,8 @@ impl Pieces {
     /// Copies the pieces that other owners need of `tensor` into this rank's block.
     fn fill(&self, tensor: Span, region: &SharedRegion, block: usize) {
         for owner in (0..self.owners).filter(|owner| *owner != region.local_rank()) {
-            let piece = tensor.part(self.range(owner, block));
-            // SAFETY: that piece of the own block is free: see `pipeline`.
+            let piece = tensor.subspan(self.range(owner, block));
+            // SAFETY: that piece of this rank's block is free: see `pipeline`.
             unsafe { piece.copy_to(self.within(region.block(region.local_rank(), block), owner)) };
         }
     }

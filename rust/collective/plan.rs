@@ -67,7 +67,7 @@ impl Plan {
         if matches!(self, Plan::AllGather) && memory.outputs.len() == 1 {
             let (whole, each) = (memory.outputs[0], memory.inputs[0].bytes);
             memory.outputs =
-                (0..size).map(|rank| whole.part(rank * each..(rank + 1) * each)).collect();
+                (0..size).map(|rank| whole.subspan(rank * each..(rank + 1) * each)).collect();
         }
     }
 

@@ -34,8 +34,8 @@ impl Span {
         unsafe { self.address.add(offset) }
     }
 
-    /// A part of this span.
-    pub fn part(&self, range: Range<usize>) -> Span {
+    /// The bytes `range` of this span.
+    pub fn subspan(&self, range: Range<usize>) -> Span {
         assert!(range.start <= range.end && range.end <= self.bytes);
         Span { address: self.at(range.start), bytes: range.end - range.start }
     }

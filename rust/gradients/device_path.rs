@@ -232,7 +232,7 @@ impl ExchangePath for DevicePath {
         Ok(ring_bytes(hosts, shard.bytes))
     }
 
-    fn hand_out_within(
+    fn distribute_within(
         &mut self,
         context: &mut ExchangeContext,
         tensor: &Tensor,

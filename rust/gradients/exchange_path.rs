@@ -67,7 +67,7 @@ pub trait ExchangePath {
     ) -> Result<u64, ExchangeFailure>;
 
     /// Brings all shards to all ranks of the host.
-    fn hand_out_within(
+    fn distribute_within(
         &mut self,
         context: &mut ExchangeContext,
         tensor: &Tensor,

@@ -95,7 +95,7 @@ impl Exchanger {
             path.add_velocity(shard, tensor.element, &mut kept.velocity, momentum)?;
         }
         let sent = path.reduce_across(&mut context, tensor)?;
-        path.hand_out_within(&mut context, tensor)?;
+        path.distribute_within(&mut context, tensor)?;
         self.counters.record(BucketExchange {
             bucket: bucket.number,
             step: bucket.step + 1,
@@ -155,7 +155,7 @@ impl Exchanger {
         let sent = path.receive(&mut context, buckets, plan)?;
         count(context.counters, buckets, sent);
         for bucket in buckets {
-            path.hand_out_within(&mut context, &bucket.tensor)?;
+            path.distribute_within(&mut context, &bucket.tensor)?;
         }
         Ok(())
     }

@@ -93,7 +93,7 @@ impl ExchangePath for HostPath {
         Ok(fabric.ring().map_or(0, |(ring, _)| ring.sent()) - before)
     }
 
-    fn hand_out_within(
+    fn distribute_within(
         &mut self,
         context: &mut ExchangeContext,
         tensor: &Tensor,
@@ -101,7 +101,7 @@ impl ExchangePath for HostPath {
         let (_, in_arenas) = on_host(tensor)?;
         let ExchangeContext { fabric, counters, deadline, .. } = context;
         counters.time(Stage::WithinHost, || {
-            hierarchical::hand_out_within(fabric, tensor.span, in_arenas, *deadline)
+            hierarchical::distribute_within(fabric, tensor.span, in_arenas, *deadline)
         })?;
         Ok(())
     }

@@ -137,7 +137,7 @@ impl RingChannel {
 /// Bytes that have arrived but are not combined yet. After a turn, less than a cache line.
 struct Staging {
     bytes: Vec<u8>,
-    /// Where the aligned part begins.
+    /// Where the aligned bytes begin.
     start: usize,
     filled: usize,
 }

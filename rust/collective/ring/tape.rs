@@ -15,7 +15,7 @@ use std::ops::Range;
 /// What to do with bytes that arrive.
 #[derive(Clone, Copy)]
 pub enum OnArrival<'a> {
-    /// Combine them with the own contribution; `last` if that is the last one missing.
+    /// Combine them with this host's contribution; `last` if that is the last one missing.
     Combine { with: &'a dyn Combine, last: bool },
     /// They are final: store them.
     Store,
