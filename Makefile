@@ -58,8 +58,8 @@ demo: build
 
 # Each stage says how long it took.
 STAGE = @$(BIN)/python tools/stage.py
-# Twice as many workers as cores: most tests wait for timeouts, or for processes that import torch.
-WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? 2 * cores : 8)))
+# How many Python tests run at once; auto: see tests/schedule.py.
+WORKERS ?= auto
 # What failed last time runs first.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --failed-first --durations=20
 LOOM = env RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=$(1) \

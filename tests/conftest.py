@@ -12,6 +12,8 @@ from tests import schedule
 from tests.backends import BACKENDS, GROUP_ENV
 from tests.ranks import Group, Pool, Team
 
+_POOL: pytest.StashKey[Pool] = pytest.StashKey()
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
@@ -36,18 +38,27 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return schedule.scheduler(config, log) if config.getoption("dist") == "load" else None
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    return schedule.number_of_workers()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     marker = item.get_closest_marker("gflow_only")
     callspec = getattr(item, "callspec", None)
     name = callspec.params.get("backend") if callspec else None
     if marker and name not in (None, "gflow"):
         pytest.skip(marker.args[0] if marker.args else "only gflow promises this")
+    # Frees the memory of the idle ranks; they are started again if a later test needs them.
+    pool = item.config.stash.get(_POOL, None)
+    if pool is not None and pool.pids() and schedule.starts_its_own_ranks(item.nodeid):
+        pool.close()
 
 
 @pytest.fixture(scope="session")
-def rank_pool() -> Iterator[Pool]:
+def rank_pool(pytestconfig: pytest.Config) -> Iterator[Pool]:
     """The ranks of this run of pytest."""
-    pool = Pool()
+    pool = pytestconfig.stash[_POOL] = Pool()
     yield pool
     pool.close()
 

@@ -8,6 +8,7 @@ one import torch or wait for a timeout, another computes.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -16,9 +17,9 @@ ORDER = (
     "tests/collectives/",
     "tests/ddp/",
     "tests/compression/",
-    "tests/gpu/",
     "tests/test_rendezvous.py",
     "tests/test_robustness.py",
+    "tests/gpu/",
     "tests/test_harness.py",
     "tests/test_fork.py",
     "tests/test_shutdown.py",
@@ -43,6 +44,15 @@ SHARED_RUNS = {
     "tests/hosts/test_loss.py": re.compile(r"\[.*\]"),
 }
 
+# The ranks with a device are needed in one worker only.
+ON_DEVICE = re.compile(r"tests/gpu/test_(ddp|failures|groups|state|waiting)\.py")
+
+# A process that has imported torch takes this much memory.
+RANK_BYTES = 400 << 20
+# The processes of a worker: itself and four ranks, or the two sets of ranks that some tests start.
+WORKER_BYTES = 7 * RANK_BYTES
+MOST_WORKERS = 8
+
 
 def position(nodeid: str) -> int:
     """Where a test belongs in the order; tests of one folder are equal."""
@@ -51,13 +61,28 @@ def position(nodeid: str) -> int:
 
 def unit(nodeid: str) -> str:
     """The name of the tests that have to run on the same worker as this one."""
-    path = nodeid.partition("::")[0]
+    path = _path(nodeid)
+    if ON_DEVICE.match(path):
+        return ON_DEVICE.pattern
     if path in ONE_BY_ONE:
         return nodeid
     if path in SHARED_RUNS:
         shared = SHARED_RUNS[path].search(nodeid)
         return path + shared[0] if shared else nodeid
     return path
+
+
+def starts_its_own_ranks(nodeid: str) -> bool:
+    """Whether a test has no use for ranks that are already running."""
+    path = _path(nodeid)
+    return path in ONE_BY_ONE or path in SHARED_RUNS
+
+
+def number_of_workers() -> int:
+    """Two per core, because most tests wait for timeouts or for processes that import torch; fewer
+    if memory is short."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(2 * len(os.sched_getaffinity(0)), memory // WORKER_BYTES, MOST_WORKERS))
 
 
 def scheduler(config: Any, log: Any) -> Any:
@@ -71,3 +96,7 @@ def scheduler(config: Any, log: Any) -> Any:
     # Otherwise the files with the most tests would come first.
     config.option.loadscopereorder = False
     return Units(config, log)
+
+
+def _path(nodeid: str) -> str:
+    return nodeid.partition("::")[0]

@@ -261,6 +261,8 @@ def back_on_one_host(rank: int, world: int) -> list[Any]:
     optimizer.load_state_dict(saved)
     taken = gflow.take_momentum(optimizer)
     (group,) = optimizer.param_groups
+    # Nobody leaves while another is still connecting.
+    torch.distributed.barrier()
     return [taken, group["momentum"], group["nesterov"], round(group["weight_decay"], 6)]
 
 

@@ -15,7 +15,7 @@ from tests.gpu import jobs
 from tests.ranks import Group, Pool, Team
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def device_pool() -> Iterator[Pool]:
     """The ranks of the tests in this folder."""
     pool = Pool()

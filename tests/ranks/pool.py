@@ -45,12 +45,13 @@ class Pool:
         return [rank.pid for rank in self._ranks]
 
     def close(self) -> None:
-        """Ends every rank. A rank that does not end with exit code 0 is an error: a process that
-        crashes on its way out would otherwise go unseen."""
+        """Ends every rank; the next case starts new ones. A rank that does not end with exit code 0
+        is an error: a process that crashes on its way out would otherwise go unseen."""
         ends = [(index, rank.dismiss()) for index, rank in enumerate(self._ranks)]
         for rank in self._ranks:
             rank.end()
         self._ranks = []
+        self._kept = None
         left = kill_strays(self.tag)
         problems = [f"rank {index}: {problem}" for index, problem in ends if problem]
         if left:
