@@ -1,12 +1,12 @@
-"""Stop a training and go on later as if it had never stopped, to the last bit.
+"""Stop a training and resume it later, bit-identical to one that was never stopped.
 
-Besides model and optimizer there is gflow's own state: what has not been sent yet, and the step at
-which it is. It differs from rank to rank, so every rank saves and loads a file of its own.
+Besides model and optimizer there is gflow's own state: what it has not sent yet, and its step. It
+differs from rank to rank, so every rank saves and loads its own file.
 
     torchrun --standalone --nproc-per-node 2 examples/checkpoint_and_resume.py --steps 20
     torchrun --standalone --nproc-per-node 2 examples/checkpoint_and_resume.py --steps 40
 
-The second goes on where the first has stopped. To see that nothing is lost, without torchrun:
+The second continues where the first has stopped. To see that nothing is lost, without torchrun:
 
     python examples/checkpoint_and_resume.py --check
 
@@ -33,7 +33,7 @@ RANKS = 2
 
 
 def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Save all that the next process needs."""
+    """Save everything that the next process needs."""
     folder.mkdir(parents=True, exist_ok=True)
     rank = dist.get_rank()
     if rank == 0:  # the same on every rank
@@ -41,11 +41,11 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optim
         torch.save(training, folder / "training.pt")
     if dist.get_backend() == "gflow":
         torch.save({"step": step, "gflow": gflow.state_dict()}, folder / f"gflow_rank{rank}.pt")
-    dist.barrier()  # when it ends, the files of all ranks are there
+    dist.barrier()  # after it, the files of all ranks exist
 
 
 def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Load what was saved, into what has been made; returns the step to go on from."""
+    """Load what was saved, if anything was; returns the step to continue from."""
     if not (folder / "training.pt").exists():
         return 0
     training = torch.load(folder / "training.pt")
@@ -60,11 +60,11 @@ def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> in
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train up to step `args.steps`, from where the folder's checkpoint is."""
+    """Train up to step `args.steps`, from the checkpoint in the folder."""
     options = None
     if args.backend == "gflow":
-        # One host would be exact and have nothing to keep: "on" treats each rank as a host. The
-        # rest makes compression begin early, in a training as short as this.
+        # One host alone would be exact and keep nothing: "on" treats each rank as a host. The rest
+        # starts compression early, because this training is short.
         options = gflow.Options(compress="on", warmup_steps=5, ramp_steps=5, chunk=1024)
     dist.init_process_group(args.backend, pg_options=options)
 
@@ -73,7 +73,7 @@ def train(args: argparse.Namespace) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     done = load(args.folder, model.module, optimizer)
 
-    # The data also has to go on where it was: the batches that were seen already are passed over.
+    # The data also has to continue where it was: skip the batches that were seen already.
     data = itertools.islice(batches(load_digits()[0], size=32), done, args.steps)
     for step, (images, labels) in enumerate(data, start=done + 1):
         optimizer.zero_grad()

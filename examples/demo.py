@@ -1,9 +1,9 @@
 """Train the same model with Gloo, Gloo + fp16 hook and gflow, and show them side by side.
 
 `make demo` runs it. The ranks are on two hosts (network namespaces, which need root) with a link
-of an ordinary rate; without root both are on this machine. The methods train in turn, in rounds,
-because a machine that others use too is noisy: only what was measured in the same minutes compares.
-The end is a table and a plot.
+of an ordinary rate; without root both are on this machine. The methods take turns, in rounds,
+because a shared machine is noisy: only times of the same minutes compare. At the end it prints a
+table and draws a plot.
 
     python examples/demo.py --rate 1gbit
 """
@@ -18,12 +18,12 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
-from comparison import picture, report
+from comparison import plot, report
 from comparison.methods import METHODS, Method, read_methods
-from comparison.place import RANKS, Place, loopback, two_hosts
 from comparison.processors import ProcessorTime
 from comparison.progress import Progress
 from comparison.runs import Result, Run
+from comparison.testbed import RANKS, Testbed, loopback, two_hosts
 from comparison.training import train
 
 from gflow.bench.units import read_rate
@@ -33,8 +33,8 @@ from gflow.options import OPTION_SPECS
 #: Modules that the ranks and the plot need, and the packages that they are in.
 PACKAGES = {"torch": "torch", "sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 
-#: gflow's settings, as a user would give them. The defaults are for trainings of many thousand
-#: steps and for models of many million parameters. What the environment has already is kept.
+#: gflow's settings, as a user would give them; its defaults are for trainings of many thousand
+#: steps and models of many million parameters. Variables that are already set win.
 GFLOW_SETTINGS = {
     "GFLOW_DENSITY": "0.1",
     "GFLOW_CHUNK": "1024",
@@ -102,27 +102,27 @@ def positive(text: str) -> int:
     return value
 
 
-def settling_steps(steps: int) -> int:
-    """The steps that do not count for medians: gflow's warm-up and ramp, and one for good measure.
+def warmup_steps(steps: int) -> int:
+    """How many steps do not count for medians: gflow's warm-up and ramp, and one more.
 
-    For all methods alike. A training that is too short for this leaves its last step.
+    It is the same for all methods. A training that is too short keeps its last step.
     """
     specs = [OPTION_SPECS["warmup_steps"], OPTION_SPECS["ramp_steps"]]
     own = sum(spec.read(os.environ[spec.variable]) for spec in specs)
     return min(own + 1, steps - 1)
 
 
-def run_once(method: Method, number: int, place: Place, args: argparse.Namespace) -> Run:
+def run_once(method: Method, number: int, testbed: Testbed, args: argparse.Namespace) -> Run:
     """Train once with one method."""
-    settling = settling_steps(args.steps)
+    warmup = warmup_steps(args.steps)
     progress = Progress(f"round {number}/{args.rounds}  {method.label:16}", args.steps)
     arguments = {
         "backend": method.backend,
         "fp16_hook": method.fp16_hook,
         "steps": args.steps,
-        "settling_steps": settling,
+        "warmup_steps": warmup,
         "seed": args.seed,
-        "interface": place.interface,
+        "interface": testbed.interface,
     }
     try:
         results = ranks.run(
@@ -131,12 +131,12 @@ def run_once(method: Method, number: int, place: Place, args: argparse.Namespace
             arguments,
             deadline=args.timeout,
             on_message=progress.update,
-            hosts=place.hosts,
+            hosts=testbed.hosts,
         )
     except BaseException:
         progress.leave_line()
         raise
-    run = Run.of(method.key, results, settling, place.senders)
+    run = Run.of(method.key, results, warmup, testbed.senders)
     progress.done(
         f"{Result.of([run]).step_ms:.0f} ms per step, {run.clock[-1]:.1f} s of training, "
         f"test accuracy {run.test_accuracy:.1%}"
@@ -144,37 +144,38 @@ def run_once(method: Method, number: int, place: Place, args: argparse.Namespace
     return run
 
 
-def run_all(place: Place, args: argparse.Namespace) -> dict[str, list[Run]]:
-    """Train with every method once per round, so that a slow minute of the machine hits all.
+def run_all(testbed: Testbed, args: argparse.Namespace) -> dict[str, list[Run]]:
+    """Train with every method once per round, so that a slow minute of the machine hits all of
+    them.
 
-    Every other round goes backwards: a machine that slows down steadily favours nobody then.
+    Every other round goes backwards, so that a machine that slows down steadily favours no method.
     """
     runs: dict[str, list[Run]] = {method.key: [] for method in args.methods}
     for number in range(1, args.rounds + 1):
         for method in args.methods if number % 2 else reversed(args.methods):
-            runs[method.key].append(run_once(method, number, place, args))
+            runs[method.key].append(run_once(method, number, testbed, args))
     return runs
 
 
-def announce(place: Place, args: argparse.Namespace) -> None:
+def announce(testbed: Testbed, args: argparse.Namespace) -> None:
     """Say what will be compared, and how."""
     print(
         f"Comparing {', '.join(method.label for method in args.methods)}: "
         f"a CNN on handwritten digits, 2.2 million parameters,\nplain DDP, the same seed and data; "
-        f"rounds: {args.rounds}, steps: {args.steps}.\n{place.note}\n"
+        f"rounds: {args.rounds}, steps: {args.steps}.\n{testbed.note}\n"
         f"gflow's settings: {' '.join(f'{k}={v}' for k, v in gflow_environment().items())}\n",
         flush=True,
     )
 
 
 def set_where_unset(settings: Mapping[str, str]) -> None:
-    """Give the ranks these settings, where the user's environment has none."""
+    """Give the ranks these settings, unless the user's environment has them."""
     for name, value in settings.items():
         os.environ.setdefault(name, value)
 
 
 def gflow_environment() -> dict[str, str]:
-    """The settings in the environment; the secret stays one."""
+    """gflow's settings in the environment, without the secret."""
     return {
         name: value
         for name, value in sorted(os.environ.items())
@@ -183,12 +184,12 @@ def gflow_environment() -> dict[str, str]:
 
 
 def show(
-    runs: dict[str, list[Run]], place: Place, share_of_others: float, args: argparse.Namespace
+    runs: dict[str, list[Run]], testbed: Testbed, share_of_others: float, args: argparse.Namespace
 ) -> None:
     """Print and draw what was measured."""
     results = {key: Result.of(of_method) for key, of_method in runs.items()}
     print(f"\n{report.result_table(results)}\n\n{report.loss_table(runs)}\n")
-    how = report.how_it_was_measured(settling_steps(args.steps), args.rounds, place.interface)
+    how = report.how_it_was_measured(warmup_steps(args.steps), args.rounds, testbed.interface)
     print(f"{how}\n")
     for sentence in report.conclusions(results):
         print(sentence)
@@ -196,12 +197,12 @@ def show(
     if own_count is not None:
         print(own_count)
     print(report.trust(share_of_others))
-    title = f"{place.title}, GFLOW_DENSITY={os.environ['GFLOW_DENSITY']}"
-    picture.draw(runs, results, title, share_of_others, args.out)
+    title = f"{testbed.title}, GFLOW_DENSITY={os.environ['GFLOW_DENSITY']}"
+    plot.draw(runs, results, title, share_of_others, args.out)
     print(f"Plot: {args.out}")
     if args.json is not None:
         document = {
-            "place": place.title,
+            "place": testbed.title,
             "steps": args.steps,
             "seed": args.seed,
             "share_of_other_programs": share_of_others,
@@ -226,20 +227,20 @@ def main() -> int:
         return 2
     set_where_unset(GFLOW_SETTINGS)
     try:
-        settling_steps(args.steps)
+        warmup_steps(args.steps)
     except ValueError as error:  # a variable with a value that gflow does not take
         print(error, file=sys.stderr)
         return 2
-    with contextlib.ExitStack() as at_the_end:
+    with contextlib.ExitStack() as cleanup:
         if args.loopback:
-            place = loopback("--loopback was given")
+            testbed = loopback("--loopback was given")
         else:
-            place = at_the_end.enter_context(two_hosts(args.rate))
-        set_where_unset(place.settings)
-        announce(place, args)
+            testbed = cleanup.enter_context(two_hosts(args.rate))
+        set_where_unset(testbed.settings)
+        announce(testbed, args)
         before = ProcessorTime.now()
         try:
-            runs = run_all(place, args)
+            runs = run_all(testbed, args)
         except ranks.RanksFailed as failure:
             print(
                 f"A training failed:\n{failure}\n\nTo see it without the demo:  torchrun "
@@ -253,7 +254,7 @@ def main() -> int:
             print("Stopped.", file=sys.stderr)
             return 130
         share_of_others = ProcessorTime.now().share_of_others_since(before)
-    show(runs, place, share_of_others, args)
+    show(runs, testbed, share_of_others, args)
     return 0
 
 

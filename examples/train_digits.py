@@ -1,6 +1,6 @@
 """Train a small CNN on scikit-learn's handwritten digits with plain DistributedDataParallel.
 
-The backend's name is the only word in which this script differs from one for Gloo:
+The name of the backend is the only difference to a script for Gloo:
 
     torchrun --standalone --nproc-per-node 2 examples/train_digits.py
     torchrun --standalone --nproc-per-node 2 examples/train_digits.py --backend gloo
@@ -25,7 +25,7 @@ def load_digits() -> tuple[TensorDataset, TensorDataset]:
     digits = sklearn_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
     labels = torch.tensor(digits.target, dtype=torch.long)
-    # With a seed of its own: whatever else is random, the test images stay the same.
+    # A fixed seed of its own: the test images are always the same.
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     test, train = order[:TEST_IMAGES], order[TEST_IMAGES:]
     return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
@@ -52,7 +52,7 @@ def build_model() -> nn.Module:
 
 
 def batches(data: TensorDataset, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """This rank's share of the data without end, each epoch in a new order."""
+    """This rank's share of the data, endlessly, each epoch in a new order."""
     sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(data)
     loader = DataLoader(data, batch_size=size, sampler=sampler, drop_last=True)
     epoch = 0

@@ -1,11 +1,11 @@
-"""Train AlexNet or ResNet-50 on made-up images with plain DistributedDataParallel.
+"""Train AlexNet or ResNet-50 on random images with plain DistributedDataParallel.
 
-What counts here is the time of a step: AlexNet has 244 MB of gradients, ResNet-50 102 MB.
+It shows the time of a step: AlexNet has 244 MB of gradients, ResNet-50 102 MB.
 
     torchrun --standalone --nproc-per-node 2 examples/train_images.py --model alexnet
     torchrun --standalone --nproc-per-node 2 examples/train_images.py --model resnet50
 
-With `--backend gloo` it is the same without gflow.
+`--backend gloo` does the same without gflow.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> None:
     model = DistributedDataParallel(MODELS[args.model]())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.004, momentum=0.9)
 
-    # Each rank has images of its own, the same in every step: the loss falls as they are learned.
+    # Each rank has its own images, the same in every step: the loss falls as they are learned.
     torch.manual_seed(rank)
     images = torch.randn(args.batch, 3, args.size, args.size)
     labels = torch.randint(CLASSES, (args.batch,))

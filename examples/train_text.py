@@ -1,10 +1,10 @@
 """Train a small GPT on the source text of Python's standard library, and let it write some.
 
-It predicts one character after the other; AdamW and plain DistributedDataParallel:
+It predicts text character by character, with AdamW and plain DistributedDataParallel:
 
     torchrun --standalone --nproc-per-node 2 examples/train_text.py
 
-With `--backend gloo` it is the same without gflow.
+`--backend gloo` does the same without gflow.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def sample(model: nn.Module, prompt: str, characters: int) -> str:
     written = torch.tensor([list(prompt.encode("ascii"))])
     for _ in range(characters):
         scores = model(written[:, -CONTEXT:])[:, -1]
-        # A little below 1: likely characters become likelier, and the text easier to read.
+        # A temperature below 1 makes likely characters likelier, and the text easier to read.
         chances = torch.softmax(scores / 0.7, dim=-1)
         written = torch.cat([written, torch.multinomial(chances, 1)], dim=1)
     return bytes(written[0].tolist()).decode("ascii")
@@ -66,7 +66,7 @@ def main() -> None:
     model = DistributedDataParallel(gpt)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 
-    torch.manual_seed(rank)  # from here on each rank draws other pieces
+    torch.manual_seed(rank)  # from here on each rank draws different pieces
     for step in range(1, args.steps + 1):
         inputs, targets = random_batch(text, args.batch)
         optimizer.zero_grad()

@@ -1,5 +1,5 @@
-"""What examples/demo.py is made of.
+"""The parts of examples/demo.py.
 
-Nothing here is needed for using gflow: the other examples show that. It must never treat one
-method otherwise than the others, but for what makes the method.
+Nothing here is needed for using gflow: the other examples show that. All methods are treated alike,
+except for what makes the method.
 """

@@ -1,4 +1,4 @@
-"""The ways of exchanging gradients that the demo compares: what each one is, and nothing else."""
+"""The methods of exchanging gradients that the demo compares."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Method:
 
     Attributes:
         key: its word on the command line.
-        label: what people call it.
-        backend: what ``init_process_group`` is given.
+        label: its name in text.
+        backend: the argument of ``init_process_group``.
         fp16_hook: whether DDP gets PyTorch's ``fp16_compress_hook``.
         colour: of its lines and bars.
     """

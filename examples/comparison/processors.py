@@ -1,6 +1,6 @@
-"""How much of the processors other programs take meanwhile: how far times can be trusted.
+"""How much processor time other programs use meanwhile, which limits how far times can be trusted.
 
-It must never count the ranks, which are children of this process, as other programs.
+The ranks are children of this process, so they do not count as other programs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Above this share, what other programs do may decide which method looks faster.
+#: Above this share, other programs may decide which method looks faster.
 QUIET_SHARE = 0.1
 
 
@@ -27,11 +27,11 @@ class ProcessorTime:
         """Read the kernel's counters."""
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
         user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields)
-        # What a hypervisor takes away (steal) hurts as much as a program on this side of it.
+        # Time that the hypervisor takes (steal) hurts as much as another program.
         busy = user + nice + system + irq + softirq + steal
         return cls(busy / os.sysconf("SC_CLK_TCK"), sum(os.times()[:4]), time.monotonic())
 
     def share_of_others_since(self, before: ProcessorTime) -> float:
-        """The share of all processors that went to anything else since ``before``."""
+        """The share of all processor time since ``before`` that other programs used."""
         others = (self.machine - before.machine) - (self.own - before.own)
         return max(0.0, others / ((self.clock - before.clock) * (os.cpu_count() or 1)))

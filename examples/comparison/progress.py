@@ -1,5 +1,5 @@
-"""What the user sees while trainings run: a line that rewrites itself on a terminal, and a few
-lines per training anywhere else. It must never hold up a rank."""
+"""The progress that the user sees: on a terminal one line that is rewritten, elsewhere a few lines
+per training."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Progress:
             )
 
     def done(self, text: str) -> None:
-        """Replace the line by what has come of the training."""
+        """Replace the line by the result of the training."""
         self._show(text)
         self.leave_line()
 
     def leave_line(self) -> None:
-        """Let what follows begin on a line of its own."""
+        """Let the next output start on a new line."""
         if self._live:
             print(flush=True)
 

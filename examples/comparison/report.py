@@ -1,7 +1,4 @@
-"""The demo's end as text: tables, and sentences that say what the tables mean.
-
-It must never say more than was measured in this run of the demo.
-"""
+"""The demo's results as text: tables, and sentences about what they show in this run."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ LOSSES = (1.0, 0.3, 0.1, 0.03, 0.01)
 
 def result_table(results: Mapping[str, Result]) -> str:
     """One row per method."""
-    yardstick = next(iter(results.values()))
+    baseline = next(iter(results.values()))
     header = [
         *("", "ms per step", "speed", "MB sent per step"),
         *("training s", "final loss", "test accuracy"),
@@ -28,7 +25,7 @@ def result_table(results: Mapping[str, Result]) -> str:
         [
             METHODS[key].label,
             f"{result.step_ms:.1f}",
-            f"{yardstick.step_ms / result.step_ms:.2f}x",
+            f"{baseline.step_ms / result.step_ms:.2f}x",
             f"{result.sent_bytes / 1e6:.2f}",
             f"{result.training_seconds:.1f}",
             f"{result.train_loss:.5f}",
@@ -40,7 +37,7 @@ def result_table(results: Mapping[str, Result]) -> str:
 
 
 def loss_table(runs: Mapping[str, Sequence[Run]]) -> str:
-    """How many seconds of training each method took to come down to some losses."""
+    """How many seconds of training each method took to reach certain losses."""
     rows = [
         [METHODS[key].label, *(_seconds_to(loss, of_method) for loss in LOSSES)]
         for key, of_method in runs.items()
@@ -54,12 +51,12 @@ def _seconds_to(loss: float, runs: Sequence[Run]) -> str:
     return f"{statistics.median(reached):.1f}" if len(reached) == len(times) else "-"
 
 
-def how_it_was_measured(settling_steps: int, rounds: int, interface: str) -> str:
+def how_it_was_measured(warmup_steps: int, rounds: int, interface: str) -> str:
     """What the columns are."""
     sender = "a host" if interface != "lo" else "the loopback interface, shared among the ranks,"
     return "\n".join(
         (
-            f"ms, speed, MB: median over all rounds ({rounds}), without the first {settling_steps} "
+            f"ms, speed, MB: median over all rounds ({rounds}), without the first {warmup_steps} "
             "steps (gflow's warm-up and ramp)",
             f"MB:            all that {sender} sent, headers included",
             "training s:    all steps; final loss: of the training set",
@@ -70,26 +67,24 @@ def how_it_was_measured(settling_steps: int, rounds: int, interface: str) -> str
 
 def conclusions(results: Mapping[str, Result]) -> list[str]:
     """Each method against the first, in a sentence."""
-    (first, yardstick), *others = results.items()
+    (first, baseline), *others = results.items()
     sentences = []
     for key, result in others:
         by_round = [
             theirs / mine
-            for mine, theirs in zip(
-                result.step_ms_by_round, yardstick.step_ms_by_round, strict=True
-            )
+            for mine, theirs in zip(result.step_ms_by_round, baseline.step_ms_by_round, strict=True)
         ]
         sentences.append(
-            f"{METHODS[key].label}: {yardstick.step_ms / result.step_ms:.2f} times as fast per "
+            f"{METHODS[key].label}: {baseline.step_ms / result.step_ms:.2f} times as fast per "
             f"step as {METHODS[first].label} (round by round: "
             f"{', '.join(f'{ratio:.2f}' for ratio in by_round)}), with "
-            f"{result.sent_bytes / yardstick.sent_bytes:.1%} of its bytes."
+            f"{result.sent_bytes / baseline.sent_bytes:.1%} of its bytes."
         )
     return sentences
 
 
 def own_count(counters: Mapping[str, float]) -> str | None:
-    """What gflow itself has counted per step, as far as this version does."""
+    """What gflow itself has counted per step."""
     parts = []
     if "gradient_bytes" in counters:
         parts.append(f"{counters['gradient_bytes'] / 1e6:.2f} MB of gradients")

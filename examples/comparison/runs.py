@@ -1,7 +1,7 @@
-"""What was measured: one training, and all trainings of one method put together.
+"""What was measured: one training, and all trainings of one method together.
 
-Times and bytes per step must never count the steps in which a method is still settling; the clock
-of a training counts all of them.
+Times and bytes per step leave out the steps in which a method warms up; the clock of a training
+counts all of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: A loss is the mean over this many steps: that of one batch jumps.
+#: A loss is the mean over this many steps, because single batches are noisy.
 SMOOTHING_STEPS = 10
 
 
@@ -24,11 +24,11 @@ class Run:
         method: key of the method.
         clock: seconds since the start, after each step.
         losses: after each step, over the last steps and all ranks.
-        step_ms: milliseconds of each settled step.
-        sent_bytes: what each rank sent in each settled step.
+        step_ms: milliseconds of each step after the warm-up.
+        sent_bytes: what each rank sent in each step after the warm-up.
         train_loss: over the whole training set, at the end.
         test_accuracy: at the end.
-        counters: by gflow's own count, per settled step of a rank.
+        counters: by gflow's own count, per step of a rank after the warm-up.
     """
 
     method: str
@@ -42,13 +42,13 @@ class Run:
 
     @classmethod
     def of(
-        cls, method: str, results: Sequence[dict[str, Any]], settling_steps: int, senders: int
+        cls, method: str, results: Sequence[dict[str, Any]], warmup_steps: int, senders: int
     ) -> Run:
-        """Put together what the ranks have returned; the clock and counters are those of rank 0."""
+        """Combine what the ranks have returned; clock and counters are those of rank 0."""
         first = results[0]
         by_rank = [one["losses"] for one in results]
         losses = [statistics.fmean(at_step) for at_step in zip(*by_rank, strict=True)]
-        clock, sent = first["clock"][settling_steps:], first["sent"][settling_steps:]
+        clock, sent = first["clock"][warmup_steps:], first["sent"][warmup_steps:]
         return cls(
             method=method,
             clock=first["clock"][1:],
@@ -61,14 +61,14 @@ class Run:
         )
 
     def seconds_to(self, loss: float) -> float | None:
-        """When the loss came down to ``loss``, if it did."""
+        """When the loss first reached ``loss``, if it did."""
         steps = zip(self.clock, self.losses, strict=True)
         return next((at for at, now in steps if now <= loss), None)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What all trainings of one method say together: the median, wherever they differ."""
+    """All trainings of one method together: the median of what they measured."""
 
     step_ms: float
     step_ms_by_round: list[float]
@@ -80,7 +80,7 @@ class Result:
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Result:
-        """Put the trainings of one method together."""
+        """Combine the trainings of one method."""
         return cls(
             step_ms=statistics.median(ms for run in runs for ms in run.step_ms),
             step_ms_by_round=[statistics.median(run.step_ms) for run in runs],

@@ -1,6 +1,6 @@
-"""One training, as each rank of it runs: examples/train_digits.py with a clock and counters.
+"""One training as each rank runs it: examples/train_digits.py with a clock and counters.
 
-It must never do anything between two steps that one method would pay for and another not.
+Between two steps nothing happens that costs one method more than another.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from gflow.bench.machine import sent_bytes
 from gflow.launch.rank import Rank
 
-#: What gflow counts, as far as this version of it does.
+#: Fields of ``gflow.metrics`` to report, if this version has them.
 _COUNTERS = ("gradient_bytes", "wire_bytes", "hidden_seconds", "exposed_seconds")
 
 
@@ -20,18 +20,18 @@ def train(
     backend: str,
     fp16_hook: bool,
     steps: int,
-    settling_steps: int,
+    warmup_steps: int,
     seed: int,
     interface: str,
 ) -> dict[str, Any]:
-    """Train, tell rank 0's progress, and return what this rank has measured.
+    """Train, tell the progress from rank 0, and return what this rank has measured.
 
     Args:
         rank: this rank.
         backend: name of the backend.
         fp16_hook: whether DDP gets PyTorch's fp16 hook.
         steps: how many.
-        settling_steps: how many of them gflow's own counters leave out.
+        warmup_steps: how many of them gflow's own counters leave out.
         seed: of the weights.
         interface: whose sent bytes are counted.
     """
@@ -52,7 +52,7 @@ def train(
     data = batches(train_data, size=32)
 
     losses: list[float] = []
-    settled_counters = _counters(backend)
+    counters_after_warmup = _counters(backend)
     dist.barrier()
     start = time.perf_counter()
     clock, sent = [0.0], [sent_bytes(interface)]
@@ -65,15 +65,15 @@ def train(
         losses.append(loss.item())
         clock.append(time.perf_counter() - start)
         sent.append(sent_bytes(interface))
-        if step == settling_steps:
-            settled_counters = _counters(backend)
+        if step == warmup_steps:
+            counters_after_warmup = _counters(backend)
         if rank.number == 0:
             rank.tell({"step": step, "loss": losses[-1], "seconds": clock[-1] - clock[-2]})
     dist.barrier()
 
-    counted_steps = steps - settling_steps
+    counted_steps = steps - warmup_steps
     counters = {
-        name: (value - settled_counters[name]) / counted_steps
+        name: (value - counters_after_warmup[name]) / counted_steps
         for name, value in _counters(backend).items()
     }
     train_loss, _ = evaluate(model.module, train_data)

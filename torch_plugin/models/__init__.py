@@ -1,7 +1,7 @@
 """The networks that gflow's benchmarks and examples train, in the usual shapes.
 
-They are here so that a benchmark needs nothing but torch. The backend must never import this
-package, and it holds no weights: a network starts from the seed that its caller sets.
+With them a benchmark needs nothing but torch. There are no weights here: a network starts from the
+seed that its caller sets. The backend does not import this package.
 
 Example:
     >>> from gflow.models import AlexNet

@@ -1,8 +1,8 @@
 """AlexNet (Krizhevsky 2014, arXiv 1404.5997): many parameters, little to compute.
 
 Nine in ten of its parameters are in three fully connected layers, whose gradients come first: of
-all usual networks it has the most to exchange for each step. Its layers must never be given other
-shapes than those of torchvision, with which others measure.
+all common networks it has the most to exchange per step. The shapes of its layers are those of
+torchvision, so that measurements compare.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A small decoder-only transformer that predicts the next character of a text.
 
-It has the parts of the large ones (embeddings, causal attention, layer norms before each part) in
-a size that a CPU trains in minutes. It must never see what comes after the character it predicts.
+It has the parts of large ones (embeddings, causal attention, a layer norm before each part) in a
+size that a CPU trains in minutes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A small CNN for scikit-learn's handwritten digits, images of 8 x 8 pixels.
 
-It learns in seconds, yet has gradients that are worth exchanging. It must never grow so that a CPU
-needs minutes for it.
+It learns in seconds on a CPU, yet its gradients are large enough to be worth compressing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ResNet-50 (He et al. 2015, arXiv 1512.03385): few parameters, much to compute.
 
-As everybody trains it, the stride of a block is in its 3 x 3 convolution. Its layers must never be
-given other shapes than those of torchvision, with which others measure.
+As is common, the stride of a block is in its 3 x 3 convolution. The shapes of its layers are those
+of torchvision, so that measurements compare.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-/* What the memory can do: an allreduce whose tensors all lie in memory that the ranks share.
+/* The limit of memory: an allreduce whose tensors are all in memory that the ranks share.
  *
- * Each rank adds up its shard over all tensors and writes it to all, between two barriers of
- * spinning ranks, each on a core of its own; only where there are too few cores they sleep. Nothing
- * is copied and nobody is called, so no allreduce of tensors in memory can be much faster. It must
- * never be used for anything but measuring: a rank that dies lets the others spin for ever.
+ * Each rank sums its shard over all tensors and writes it to all, between two barriers. Ranks spin
+ * in them, each on its own core; with too few cores they sleep instead. Nothing is copied and no
+ * library called, so no allreduce of tensors in memory can be much faster. For measuring only: if a
+ * rank dies, the others spin forever.
  */
 #define _GNU_SOURCE
 #include <limits.h>
@@ -16,9 +16,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LINE = 64, BLOCK = 128, PATIENCE = 100 };
+enum { LINE = 64, BLOCK = 128, SPINS = 100 };
 
-/* One line of cache for each rank: how many barriers it has come to. */
+/* How many barriers a rank has reached, in a cache line of its own. */
 struct flag {
   _Atomic uint32_t barriers;
   char padding[LINE - sizeof(uint32_t)];
@@ -39,8 +39,8 @@ static void meet(struct flag* flags, int rank, int world, int crowded) {
     _Atomic uint32_t* barriers = &flags[peer].barriers;
     uint32_t seen;
     while ((int32_t)((seen = atomic_load_explicit(barriers, memory_order_acquire)) - now) < 0) {
-      if (crowded && ++tries > PATIENCE) {
-        /* The one to wait for may need this core. */
+      if (crowded && ++tries > SPINS) {
+        /* The rank that is late may need this core. */
         syscall(SYS_futex, barriers, FUTEX_WAIT, seen, NULL, NULL, 0);
       } else {
         pause_core();
@@ -72,14 +72,14 @@ static void sum_block(float* tensors, size_t stride, int world, size_t length) {
 
 static void sum_many(float* tensors, size_t stride, int world, size_t count) {
   size_t start = 0;
-  /* Of a length that is known when this is compiled, the sums stay in registers. */
+  /* With a constant length, the compiler keeps the sums in registers. */
   for (; start + BLOCK <= count; start += BLOCK) sum_block(tensors + start, stride, world, BLOCK);
   sum_block(tensors + start, stride, world, count - start);
 }
 
 static void all_reduce(struct flag* flags, float* tensors, size_t stride, int rank, int world,
                        int crowded, size_t count) {
-  /* Shards begin where lines of cache do: no two ranks write to the same one. */
+  /* Shards start at cache lines: no two ranks write to the same one. */
   size_t line = LINE / sizeof(float);
   size_t shard = ((count + world - 1) / world + line - 1) / line * line;
   size_t start = shard * rank < count ? shard * rank : count;
@@ -99,7 +99,7 @@ static double now(void) {
   return time.tv_sec + time.tv_nsec * 1e-9;
 }
 
-/* Keep to one of the allowed cores, another than the other ranks, if there are enough. */
+/* Bind to an allowed core that no other rank uses, if there are enough. */
 static int has_own_core(const cpu_set_t* allowed, int rank, int world) {
   if (CPU_COUNT(allowed) < world) return 0;
   int core = 0;
@@ -112,7 +112,7 @@ static int has_own_core(const cpu_set_t* allowed, int rank, int world) {
   return sched_setaffinity(0, sizeof own, &own) == 0;
 }
 
-/* Do `skipped` calls, then `counted` more whose seconds go to `seconds`. */
+/* Make `skipped` calls, then `counted` more, and write the time of each to `seconds`. */
 void take_turn(void* flags, float* tensors, size_t stride, int rank, int world, size_t count,
                int skipped, int counted, double* seconds) {
   cpu_set_t allowed;

@@ -1,13 +1,13 @@
-/* One rank of an MPI program that all-reduces when it is told to, for `gflow bench allreduce`.
+/* One rank of an MPI program that all-reduces on command, for `gflow bench allreduce`.
  *
- * It connects to the Unix socket that it is given, says `ready`, and then follows orders, one line
- * each, which every rank gets for itself:
+ * It connects to a Unix socket, sends `ready`, and then obeys commands of one line each, which
+ * every rank receives:
  *
  *   size BYTES      allocate a tensor of 32-bit floats, sum it up once, answer `ok` or `wrong ...`
  *   turn SKIP COUNT SKIP calls that are not timed, then COUNT calls; answer their nanoseconds
  *
- * The end of the stream is the end of the program. Between orders it must never be inside of MPI:
- * there a rank spins, and would take the processor from whoever's turn it is.
+ * The program ends with the stream. Between commands it must not be inside MPI: there a rank spins,
+ * and would take the processor from the contender whose turn it is.
  */
 #define _GNU_SOURCE
 #include <mpi.h>
@@ -67,7 +67,7 @@ static float* take_size(FILE* conductor, float* tensor, size_t bytes) {
   } else {
     fprintf(conductor, "ok\n");
   }
-  /* A sum of zeros can be repeated for ever without growing. */
+  /* A sum of zeros can be repeated without overflowing. */
   memset(tensor, 0, bytes);
   return tensor;
 }
@@ -93,7 +93,7 @@ static void take_turn(FILE* conductor, float* tensor, size_t count, int skipped,
 }
 
 int main(int argc, char** argv) {
-  /* Whoever started this rank may be killed. */
+  /* The process that started this rank may be killed. */
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   MPI_Init(&argc, &argv);
   FILE* conductor = argc == 2 ? connect_to(argv[1]) : NULL;

@@ -1,6 +1,6 @@
-"""Where the two ranks run: on two hosts with a link of some rate, or both on this machine as it is.
+"""Where the demo's two ranks run: on two hosts with a link of some rate, or both on this machine.
 
-It must never choose in silence: what was chosen, and why, is a sentence for the user.
+The choice and its reason are always shown to the user.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ RANKS = 2
 
 
 @dataclass(frozen=True)
-class Place:
+class Testbed:
     """Where the ranks run.
 
     Attributes:
         hosts: one for each rank.
-        interface: where a rank finds out how many bytes have been sent.
+        interface: the network interface whose sent bytes are counted.
         senders: how many ranks send through that interface.
-        settings: what gflow needs there, as environment variables.
-        title: a few words about the place.
+        settings: environment variables that gflow needs there.
+        title: a few words for the plot.
         note: what the user should know about it.
     """
 
@@ -39,7 +39,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def two_hosts(rate: int) -> Iterator[Place]:
+def two_hosts(rate: int) -> Iterator[Testbed]:
     """Two hosts on a link of ``rate`` bits per second; loopback where they cannot be made."""
     with contextlib.ExitStack() as cleanup:
         try:
@@ -49,12 +49,14 @@ def two_hosts(rate: int) -> Iterator[Place]:
             return
         link = show_rate(rate)
         note = f"Two hosts (network namespaces on this machine), one rank each, on a {link} link."
-        yield Place([host.location for host in made], INTERFACE, 1, {}, f"Two hosts, {link}", note)
+        yield Testbed(
+            [host.location for host in made], INTERFACE, 1, {}, f"Two hosts, {link}", note
+        )
 
 
-def loopback(reason: str) -> Place:
-    """This machine as it is, where gflow is told that each rank is a host of its own."""
-    # Ranks of one host would share memory: nobody could count what they pass to each other there.
+def loopback(reason: str) -> Testbed:
+    """This machine as it is, with each rank as a host of its own to gflow."""
+    # Ranks of one host would share memory, and bytes that they exchange there are not counted.
     made = [
         Location(f"rank {number}", "127.0.0.1", {"GFLOW_HOST_ID": f"demo-{number}"})
         for number in range(RANKS)
@@ -65,4 +67,4 @@ def loopback(reason: str) -> Place:
         "and exchange\nover loopback, which is far faster than a network: look at bytes and "
         "losses, not at times."
     )
-    return Place(made, LOOPBACK, RANKS, {"GFLOW_COMPRESS": "on"}, "Two ranks on loopback", note)
+    return Testbed(made, LOOPBACK, RANKS, {"GFLOW_COMPRESS": "on"}, "Two ranks on loopback", note)

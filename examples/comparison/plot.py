@@ -1,5 +1,8 @@
-"""The demo's end as a picture. It travels without the text around it, so it must say by itself what
-was compared, and where, and when its times are not to be trusted."""
+"""The demo's results as a plot.
+
+People pass it on without the text, so it says by itself what was compared and where, and warns if
+its times are not to be trusted.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def _headline(
 
 
 def _draw_losses(over_steps: Any, over_time: Any, runs: Mapping[str, Sequence[Run]]) -> None:
-    # Curves that coincide must still be seen: a broad pale line under a thin dark one.
+    # Keep curves visible that coincide: a broad pale line under a thin dark one.
     widths = (6.0, 3.0, 1.5)
     for order, (key, of_method) in enumerate(runs.items()):
         method = METHODS[key]
