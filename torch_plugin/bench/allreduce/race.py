@@ -132,6 +132,8 @@ def _result(name: str, size: int, timing: Timings) -> dict[str, float]:
     return result
 
 
+# --- ratios
+
 #: Ratios to report: the time of the first over the time of the second, if both took part. For a
 #: limit, that is the part of the limit that the contender reaches.
 _PAIRS = (

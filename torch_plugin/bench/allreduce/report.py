@@ -99,6 +99,8 @@ def _ratio(value: float) -> str:
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
+# --- the plot
+
 #: A contender looks the same in every plot; limits are lines without points.
 _STYLES: dict[str, dict[str, Any]] = {
     "gflow": {"color": "#e6550d", "marker": "o"},

@@ -108,6 +108,8 @@ def _ratio(row: dict[str, Any], key: str) -> str:
     return f"{row[key]:.2f}" if key in row else _MISSING
 
 
+# --- the plot
+
 #: A contender has the same colour in every plot.
 _COLOURS = {
     "none": "#999999",

@@ -106,6 +106,9 @@ def _accuracies(spread: Spread) -> str:
     return f"{100 * spread.mean:.2f} ({100 * spread.min:.2f}..{100 * spread.max:.2f})"
 
 
+# --- what several trainings ended with
+
+
 @dataclass(frozen=True)
 class Spread:
     """Mean and range of some numbers: what several trainings of one variant ended with."""
@@ -151,6 +154,8 @@ def _final(trainings: Sequence[dict[str, Any]], what: str) -> Spread:
     """Mean and range of ``what``, such as ``held_out_loss``, after the last step."""
     return Spread.of([training["curve"][-1][what] for training in trainings])
 
+
+# --- the plot
 
 _DENSE = "#333333"
 _COLOURS = ("#e6550d", "#3182bd", "#31a354", "#756bb1", "#a50f15", "#636363")
