@@ -21,7 +21,7 @@ INTEGER_OPS = ["SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"]
 
 
 def ops_of(dtype: torch.dtype) -> list[str]:
-    """The reduce operations that make sense for a dtype, and that Gloo takes."""
+    """The reduce operations that make sense for a dtype and that Gloo accepts."""
     return FLOAT_OPS if dtype.is_floating_point else INTEGER_OPS
 
 
@@ -31,7 +31,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def fill(rank: int, dtype: torch.dtype = torch.float32, count: int = 7) -> torch.Tensor:
-    """What `rank` brings: numbers from 1 to 3, so that sums and products of four ranks are exact
+    """The input of `rank`: numbers from 1 to 3, so that sums and products of four ranks are exact
     in every dtype, bfloat16 and int8 included."""
     index = torch.arange(count)
     numbers = (7 * index + 5 * rank + index * rank) % 3 + 1
@@ -54,7 +54,7 @@ def reduce(op: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def assert_same(
     came: torch.Tensor, expected: torch.Tensor, rounded: bool = False, note: object = ""
 ) -> None:
-    """Fails unless the tensors are alike in dtype, shape and every value; `rounded` allows the
+    """Fails unless the tensors are equal in dtype, shape and every value; `rounded` allows the
     rounding of one division in the dtype."""
     __tracebackhide__ = True
     assert came.dtype == expected.dtype, f"{note} dtype: expected {expected.dtype}, {came.dtype}"
@@ -66,7 +66,7 @@ def assert_same(
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are alike to the last bit, NaN included."""
+    """Whether two tensors are equal to the last bit, NaN included."""
     return bool(
         one.dtype == other.dtype
         and one.shape == other.shape

@@ -420,7 +420,7 @@ def test_ranks_of_mpi_sleep_when_it_is_not_their_turn(name: str, tmp_path: Path)
 
 
 def running(program: str) -> list[int]:
-    """The processes whose program it is."""
+    """The processes that run this program."""
     pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     return [pid for pid in pids if program_of(pid) == program]
 
@@ -606,7 +606,7 @@ def test_a_task_whose_data_is_missing_is_left_out_and_said(
 
 
 def namespaces_of(pid: int) -> set[str]:
-    """The network namespaces that children of a process are in, but for this one's own."""
+    """The network namespaces of a process's children, except the test's own."""
     found = set()
     for path in Path("/proc").glob("[0-9]*"):
         try:

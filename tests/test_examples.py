@@ -20,7 +20,7 @@ needs_models = pytest.mark.skipif(
 
 
 def run_example(name: str, *arguments: str, ranks: int = 2, torchrun: bool = False) -> str:
-    """What an example prints on rank 0, or under torchrun on all."""
+    """What an example prints on rank 0, or under torchrun on all ranks."""
     done = run_script(EXAMPLES / name, ranks, None, TIMEOUT_S, torchrun, arguments)
     done.assert_exit_codes(*[0] * len(done.ranks))
     return done.ranks[0].output

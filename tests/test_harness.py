@@ -96,7 +96,7 @@ def not_picklable(rank: int, world: int) -> object:
 
 
 class OnlyHere:
-    """Can be pickled by a rank and unpickled by nobody else."""
+    """Can be pickled by a rank, and unpickled only by that rank."""
 
     def __init__(self, pid: int) -> None:
         if pid != os.getpid():

@@ -35,7 +35,7 @@ def join(rank: int, world: int, timeout_s: float = 20.0, **options: Any) -> None
 
 
 def message_of(rank: int, world: int, **arguments: Any) -> str:
-    """Joins, expecting to fail, and returns what was said."""
+    """Joins, expecting to fail, and returns the error message."""
     try:
         join(rank, world, **arguments)
     except Exception as error:

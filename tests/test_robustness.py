@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gflow_only("Gloo promises none of this")
 
 
 def message_of(call: Callable[[], Any]) -> str:
-    """What a call that must fail says."""
+    """The error message of a call that must fail."""
     try:
         call()
     except RuntimeError as error:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Attempt:
-    """What came of a call."""
+    """The outcome of a call."""
 
     value: Any
     # The names of the error's classes, most specific first; empty if nothing was raised.
@@ -25,7 +25,7 @@ class Attempt:
 
 
 def attempt(call: Callable[[], Any]) -> Attempt:
-    """Calls and tells."""
+    """Makes the call and reports its outcome."""
     start = time.monotonic()
     try:
         value = call()
@@ -36,7 +36,7 @@ def attempt(call: Callable[[], Any]) -> Attempt:
 
 
 def still_works(group: dist.ProcessGroup | None = None) -> bool:
-    """Whether the group still sums: every rank brings its rank plus one."""
+    """Whether the group can still sum: every rank contributes its rank plus one."""
     world = dist.get_world_size(group)
     tensor = torch.full((5,), dist.get_rank(group) + 1, dtype=torch.int64)
     dist.all_reduce(tensor, group=group)

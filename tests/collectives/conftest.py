@@ -13,7 +13,7 @@ from tests.ranks import Team
 # Session scope makes pytest sort the cases by world size, so that many of them share a group.
 @pytest.fixture(scope="session", params=[1, 2, 3, 4], ids=lambda size: f"world{size}")
 def world(request: pytest.FixtureRequest) -> int:
-    """How many ranks there are."""
+    """The number of ranks."""
     return request.param
 
 
@@ -25,13 +25,13 @@ def team(ranks: Callable[..., Team], world: int) -> Team:
 
 @pytest.fixture(scope="session", params=[2, 3, 4], ids=lambda size: f"world{size}")
 def several(request: pytest.FixtureRequest) -> int:
-    """How many ranks there are, where one is not enough."""
+    """The number of ranks, for cases that need at least two."""
     return request.param
 
 
 @pytest.fixture
 def peers(ranks: Callable[..., Team], several: int) -> Team:
-    """A team of every world size in which there is somebody else."""
+    """A team of every world size from two up."""
     return ranks(several, kept=True)
 
 

@@ -20,7 +20,7 @@ def letter(sender: int, receiver: int, dtype: torch.dtype, count: int) -> torch.
 
 
 def uneven(sender: int, receiver: int) -> int:
-    """How much one rank sends to another where it differs; nothing, between some."""
+    """How much one rank sends to another in the uneven cases; for some pairs, nothing."""
     return (2 * sender + 3 * receiver) % 4
 
 

@@ -15,7 +15,7 @@ from tests.ranks import Team
 
 
 def turned(value: float) -> torch.Tensor:
-    """Dense in memory, but turned: three rows of two, stored column by column."""
+    """Dense in memory, but transposed: three rows of two, stored column by column."""
     return (torch.arange(6.0).reshape(2, 3) + value).t()
 
 

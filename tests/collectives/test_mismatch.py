@@ -345,7 +345,7 @@ def test_one_rank_that_differs_is_told_to_all_and_named(
 
 
 def differing_in_the_background(rank: int, world: int) -> tuple[list[bool], list[list[float]]]:
-    """Of three collectives in flight the second differs."""
+    """Three collectives in flight, the second of which differs."""
     tensors = [torch.ones(4), torch.ones(4 + rank), torch.ones(4)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     failed = [attempt(work.wait).failed for work in works]

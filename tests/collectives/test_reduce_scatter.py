@@ -18,7 +18,7 @@ EVERY_OP_AND_DTYPE = pytest.mark.parametrize(
 
 
 def part(giver: int, taker: int, dtype: torch.dtype, count: int) -> torch.Tensor:
-    """What one rank brings for another."""
+    """One rank's input for another's part."""
     return fill(giver + 3 * taker, dtype, count)
 
 

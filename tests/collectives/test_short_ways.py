@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gflow_only("ways of its own")
 
 
 def mapping_of(tensor: torch.Tensor) -> str:
-    """What this process has mapped where the tensor lies."""
+    """The mapping of this process that holds the tensor."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, _, _, _, _, *name = line.split(maxsplit=5)
         start, end = (int(number, 16) for number in span.split("-"))

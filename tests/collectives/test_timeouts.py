@@ -21,7 +21,7 @@ SLACK_S = 10.0
 
 
 def alone(rank: int, world: int, call: Callable[[int, int], object]) -> Attempt | None:
-    """Rank 0 calls, the others never do, but stay until it is over."""
+    """Rank 0 calls; the others never do, but stay until it has failed."""
     store = rendezvous()
     if rank == 0:
         outcome = attempt(lambda: call(rank, world))

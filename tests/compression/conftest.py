@@ -13,7 +13,7 @@ from tests.ranks import Group, Pool, Team
 
 @pytest.fixture
 def compressing(rank_pool: Pool, backend: str) -> Callable[..., Team]:
-    """`compressing(2)`: two ranks, each a host of its own; `compressing("aab")`: three ranks, two
+    """`compressing(2)`: two ranks, each its own host; `compressing("aab")`: three ranks, two
     of them on host a. Further arguments are gflow's options; `group` has fields of Group."""
     if backend != "gflow":
         pytest.skip("only gflow compresses")

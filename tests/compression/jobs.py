@@ -28,7 +28,7 @@ WARMUP = 2
 
 @dataclass(frozen=True)
 class Chosen:
-    """Gives the options of a group in the rank; can be compared, so that a group can be kept."""
+    """Makes the options of a group in the rank. Comparable, so that a group can be kept."""
 
     layout: str | None
     options: tuple[tuple[str, Any], ...] = ()
@@ -47,8 +47,8 @@ class Chosen:
         return gflow.Options(**(usual | dict(self.options)))
 
 
-class Dictated(nn.Module):
-    """A model whose gradients are exactly what it is given as its input."""
+class PrescribedGradients(nn.Module):
+    """A model whose gradients are exactly its inputs."""
 
     def __init__(self, sizes: tuple[int, ...] = SIZES, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -79,14 +79,14 @@ def divided(given: list[torch.Tensor], world: int) -> list[torch.Tensor]:
 
 
 def layout_of(model: DistributedDataParallel) -> list[list[int]]:
-    """By bucket, the numbers of its parameters in order."""
+    """For each bucket, the indices of its parameters in order."""
     numbers = {id(parameter): index for index, parameter in enumerate(model.module.parameters())}
     buckets = model.reducer._get_zeros_like_grad_buckets()
     return [[numbers[id(parameter)] for parameter in bucket.parameters()] for bucket in buckets]
 
 
 def take_gradients(model: nn.Module) -> list[torch.Tensor]:
-    """The gradients, and zeros where there are none; the model has none then."""
+    """Takes the gradients from the model, with zeros where there are none."""
     taken = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     return taken
@@ -94,7 +94,7 @@ def take_gradients(model: nn.Module) -> list[torch.Tensor]:
 
 @dataclass
 class Record:
-    """What one rank has seen of a training."""
+    """What one rank recorded of a training."""
 
     # By step and parameter.
     delivered: list[list[torch.Tensor]] = field(default_factory=list)
@@ -110,8 +110,8 @@ def train(
     sizes: tuple[int, ...] = SIZES,
     dtype: torch.dtype = torch.float32,
 ) -> Record:
-    """Some steps of a dictated model."""
-    model = DistributedDataParallel(Dictated(sizes, dtype), **(ddp_options or {}))
+    """A few steps of a model with prescribed gradients."""
+    model = DistributedDataParallel(PrescribedGradients(sizes, dtype), **(ddp_options or {}))
     record = Record()
     for step in range(steps):
         model(gradients(rank, step, sizes, dtype)).backward()
@@ -127,7 +127,7 @@ def own_sum(
     sizes: tuple[int, ...] = SIZES,
     dtype: torch.dtype = torch.float32,
 ) -> list[torch.Tensor]:
-    """By parameter, the sum of all that the ranks had, in double precision."""
+    """For each parameter, the sum of all ranks' gradients, in double precision."""
     total = [torch.zeros(numel, dtype=torch.float64) for numel in sizes]
     for step in range(steps):
         for rank in range(world):
@@ -141,7 +141,7 @@ def own_sum(
 def kept(
     states: list[dict[str, Any]], kind: str = "residual", model: int = 0
 ) -> dict[str, torch.Tensor]:
-    """By parameter, what all ranks together have not sent yet, in double precision."""
+    """For each parameter, what all ranks together have not sent yet, in double precision."""
     totals: dict[str, torch.Tensor] = {}
     for state in states:
         saved = state["models"][model]

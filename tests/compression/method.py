@@ -26,7 +26,7 @@ def density_at(step: int, density: float, warmup: int, ramp: int) -> float | Non
 
 
 def count(chunks: int, density: float) -> int:
-    """How many chunks that is."""
+    """The number of chunks sent."""
     return min(chunks, max(1, math.ceil(density * chunks - 1e-7)))
 
 

@@ -94,11 +94,11 @@ def train_sizes(rank: int, world: int) -> Any:
     from torch.nn.parallel import DistributedDataParallel
 
     import gflow
-    from tests.compression.jobs import Dictated, Record, take_gradients
+    from tests.compression.jobs import PrescribedGradients, Record, take_gradients
 
     sizes = (64, 64, 64)
     # Separate buckets, or the large ones would always win.
-    model = DistributedDataParallel(Dictated(sizes), bucket_cap_mb=0.0001)
+    model = DistributedDataParallel(PrescribedGradients(sizes), bucket_cap_mb=0.0001)
     record = Record()
     for _ in range(12):
         model([torch.full((64,), size) for size in LARGE_AND_SMALL]).backward()

@@ -20,7 +20,7 @@ from tests.compression.jobs import (
     SIZES,
     SMALL_BUCKETS,
     Chosen,
-    Dictated,
+    PrescribedGradients,
     gradients,
     kept,
     own_sum,
@@ -68,7 +68,7 @@ def test_nothing_is_lost_in_any_mode_of_ddp(
 
 
 def lazily(rank: int, world: int) -> list[int]:
-    model = DistributedDataParallel(Dictated(), lazy_bucket_allocation=True)
+    model = DistributedDataParallel(PrescribedGradients(), lazy_bucket_allocation=True)
     counts = []
     for step in range(6):
         model(gradients(rank, step)).backward()
@@ -104,11 +104,11 @@ def test_the_debugging_wrapper_of_torch_changes_nothing(ranks: Callable[..., Tea
 
 
 def accumulate(rank: int, world: int, how: str) -> Any:
-    """Three backward passes a step, of which the last is exchanged."""
+    """Three backward passes per step; the last is exchanged."""
     from tests.compression.jobs import Record
 
     options = {"gradient_as_bucket_view": True} if how == "bucket_view" else {}
-    model = DistributedDataParallel(Dictated(), **options)
+    model = DistributedDataParallel(PrescribedGradients(), **options)
     record = Record()
     for step in range(STEPS):
         for part in range(2):
@@ -130,10 +130,10 @@ def test_nothing_is_lost_when_gradients_are_accumulated(
 
 
 def accumulate_what_was_exchanged(rank: int, world: int) -> Any:
-    """Two exchanged backward passes a step, into the same gradients."""
+    """Two exchanged backward passes per step, into the same gradients."""
     from tests.compression.jobs import Record
 
-    model = DistributedDataParallel(Dictated())
+    model = DistributedDataParallel(PrescribedGradients())
     record = Record()
     for step in range(STEPS):
         model(gradients(rank, 2 * step)).backward()
@@ -152,7 +152,7 @@ def test_nothing_is_lost_when_exchanged_gradients_are_added_to(
 
 
 def clip(rank: int, world: int) -> tuple[list[float], list[torch.Tensor]]:
-    model = DistributedDataParallel(Dictated())
+    model = DistributedDataParallel(PrescribedGradients())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     norms = []
     for step in range(8):
@@ -174,7 +174,7 @@ def test_gradients_can_be_clipped(compressing: Callable[..., Team]) -> None:
 def uneven(rank: int, world: int, counts: list[int]) -> Any:
     from tests.compression.jobs import Record
 
-    model = DistributedDataParallel(Dictated(), bucket_cap_mb=SMALL_BUCKETS)
+    model = DistributedDataParallel(PrescribedGradients(), bucket_cap_mb=SMALL_BUCKETS)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     record = Record()
     with Join([model]):
@@ -209,7 +209,7 @@ def test_nothing_is_lost_when_ranks_run_out_of_data(
 
 
 class Branches(nn.Module):
-    """Of two branches one is used in a step, the same on all ranks or not."""
+    """A step uses one of two branches, the same on all ranks or not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -276,7 +276,7 @@ def test_nothing_is_lost_when_layers_are_used_in_turns(
 
 
 def frozen(rank: int, world: int) -> tuple[list[bool], int, int]:
-    plain = Dictated()
+    plain = PrescribedGradients()
     plain.weights[0].requires_grad_(False)
     model = DistributedDataParallel(plain)
     for step in range(8):
@@ -342,7 +342,7 @@ def test_layers_that_are_computed_twice_train_as_others(
 
 
 def skip_checkpointed(rank: int, world: int) -> dict[str, Any]:
-    """A skipped step whose backward pass is made of several."""
+    """A skipped step that consists of several backward passes."""
     model = DistributedDataParallel(Checkpointed(True), static_graph=True, bucket_cap_mb=0.0005)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = gflow.watch_scaler(torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000))
@@ -381,13 +381,13 @@ def test_a_skipped_step_is_undone_also_if_its_layers_are_computed_twice(
 
 
 def in_a_sub_group(rank: int, world: int) -> Any:
-    """Ranks 0 and 2 train one model, rank 1 another alone; both compress by themselves."""
+    """Ranks 0 and 2 train one model, rank 1 trains another alone; each compresses separately."""
     from tests.compression.jobs import Record
 
     pair = dist.new_group([0, 2], pg_options=Chosen(None)())
     alone = dist.new_group([1], pg_options=Chosen(None)())
     group = alone if rank == 1 else pair
-    model = DistributedDataParallel(Dictated(), process_group=group)
+    model = DistributedDataParallel(PrescribedGradients(), process_group=group)
     record = Record()
     for step in range(STEPS):
         model(gradients(rank // 2, step)).backward()

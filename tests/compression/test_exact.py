@@ -17,7 +17,7 @@ import gflow
 from tests.compression.jobs import (
     SIZES,
     Chosen,
-    Dictated,
+    PrescribedGradients,
     divided,
     gradients,
     same_bits,
@@ -50,7 +50,7 @@ HOOKS: dict[str, Callable[..., Any]] = {
 
 
 def with_hook(rank: int, world: int, name: str) -> list[list[torch.Tensor]]:
-    model = DistributedDataParallel(Dictated(), bucket_cap_mb=0.001)
+    model = DistributedDataParallel(PrescribedGradients(), bucket_cap_mb=0.001)
     model.register_comm_hook(None, HOOKS[name])
     delivered = []
     for step in range(STEPS):
@@ -71,7 +71,7 @@ def test_a_users_hook_gets_exact_sums(
 
 
 def with_a_late_hook(rank: int, world: int) -> list[list[torch.Tensor]]:
-    model = DistributedDataParallel(Dictated(), bucket_cap_mb=0.001)
+    model = DistributedDataParallel(PrescribedGradients(), bucket_cap_mb=0.001)
     delivered = []
     for step in range(STEPS):
         if step == STEPS // 2:
@@ -102,7 +102,7 @@ def with_fp16_hook(rank: int, world: int) -> dict[str, list[list[torch.Tensor]]]
             pg_options=options,
         )
         try:
-            model = DistributedDataParallel(Dictated())
+            model = DistributedDataParallel(PrescribedGradients())
             model.register_comm_hook(None, default_hooks.fp16_compress_hook)
             delivered[backend] = []
             for step in range(STEPS):
@@ -186,8 +186,8 @@ def test_double_complex_and_sparse_gradients_are_exact_next_to_others(
 
 
 def all_kinds(rank: int, world: int) -> bool:
-    """Users' collectives before, in the middle of and after compressed backward passes."""
-    model = DistributedDataParallel(Dictated(), bucket_cap_mb=0.001)
+    """Users' collectives before, during and after compressed backward passes."""
+    model = DistributedDataParallel(PrescribedGradients(), bucket_cap_mb=0.001)
     sums: list[torch.Tensor] = []
     given = torch.arange(5000.0) / 7
 
@@ -226,7 +226,7 @@ def test_other_collectives_between_and_during_are_exact(
 
 def by_a_users_hand(rank: int, world: int) -> list[bool]:
     """A user who sums a model's gradients by hand, without DDP."""
-    plain = Dictated()
+    plain = PrescribedGradients()
     exact = []
     for step in range(6):
         plain.zero_grad()

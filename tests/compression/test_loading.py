@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gflow
-from tests.compression.jobs import Dictated, gradients, kept, residuals, same_bits
+from tests.compression.jobs import PrescribedGradients, gradients, kept, residuals, same_bits
 from tests.ranks import Team
 
 SIZES = (1500, 64, 700, 10)
@@ -20,7 +20,7 @@ STEPS = 8
 
 
 class Named(nn.Module):
-    """A dictated model whose parameters have names."""
+    """A model with prescribed gradients and named parameters."""
 
     def __init__(self, sizes: dict[str, int]) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ def test_other_buckets_on_hosts_of_two_are_refused_or_nothing_is_lost(
 
 
 def broken(states: list[Any], how: str) -> Any:
-    """States in which something is wrong."""
+    """Broken states."""
     state = states[0]
     bucket = state["models"][0]["buckets"][0]
     if how == "not a number":
@@ -338,8 +338,8 @@ def test_loading_before_the_model_is_wrapped_is_refused(compressing: Callable[..
 
 
 def load_late(rank: int, world: int) -> dict[str, Any]:
-    """Loads a state into a model that is trained already."""
-    model = DistributedDataParallel(Dictated(SIZES), bucket_cap_mb=0.003)
+    """Loads a state into a model that has already been trained."""
+    model = DistributedDataParallel(PrescribedGradients(SIZES), bucket_cap_mb=0.003)
     train(model, rank, range(6))
     saved = gflow.state_dict()
     train(model, rank, range(6, 9))
@@ -356,7 +356,7 @@ def test_a_trained_model_can_go_back(compressing: Callable[..., Team]) -> None:
 
 
 def is_a_copy(rank: int, world: int) -> bool:
-    model = DistributedDataParallel(Dictated(SIZES))
+    model = DistributedDataParallel(PrescribedGradients(SIZES))
     train(model, rank, range(6))
     saved = gflow.state_dict()
     before = [one.clone() for one in residuals(saved)]

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gflow
-from tests.compression.jobs import SMALL_BUCKETS, Dictated, gradients
+from tests.compression.jobs import SMALL_BUCKETS, PrescribedGradients, gradients
 from tests.ranks import Died, Raised, Returned, Team
 
 # Large enough to take a while to send.
@@ -30,7 +30,7 @@ def message_of(call: Callable[[], Any]) -> str:
 
 
 def killed(rank: int, world: int, victim: int, when: str, sizes: tuple[int, ...]) -> list[str]:
-    model = DistributedDataParallel(Dictated(sizes), bucket_cap_mb=SMALL_BUCKETS)
+    model = DistributedDataParallel(PrescribedGradients(sizes), bucket_cap_mb=SMALL_BUCKETS)
 
     def end(_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -72,7 +72,7 @@ def test_a_rank_that_is_killed_is_named_by_the_others(
 
 def raises_in_backward(rank: int, world: int, where: int) -> str:
     """One rank's own code raises in the middle of a backward pass."""
-    model = DistributedDataParallel(Dictated(), bucket_cap_mb=SMALL_BUCKETS)
+    model = DistributedDataParallel(PrescribedGradients(), bucket_cap_mb=SMALL_BUCKETS)
 
     def fail(_: Any) -> None:
         raise ValueError("a user's mistake")
@@ -103,7 +103,7 @@ def test_a_rank_that_raises_in_a_backward_pass_ends_that_of_the_others(
 
 def destroyed_under_way(rank: int, world: int, fails: list[int]) -> str:
     """The pass breaks off after the first bucket; then the group is destroyed."""
-    model = DistributedDataParallel(Dictated(), bucket_cap_mb=SMALL_BUCKETS)
+    model = DistributedDataParallel(PrescribedGradients(), bucket_cap_mb=SMALL_BUCKETS)
 
     def fail(_: Any) -> None:
         raise ValueError("a user's mistake")
@@ -136,8 +136,8 @@ def test_a_group_is_destroyed_with_gradients_under_way(
 
 
 def goes_on_after_an_error(rank: int, world: int) -> list[str]:
-    """All ranks make the same mistake, and go on with another backward pass."""
-    model = DistributedDataParallel(Dictated(), bucket_cap_mb=SMALL_BUCKETS)
+    """All ranks make the same mistake, then run another backward pass."""
+    model = DistributedDataParallel(PrescribedGradients(), bucket_cap_mb=SMALL_BUCKETS)
 
     def fail(_: Any) -> None:
         raise ValueError("a user's mistake")
@@ -155,7 +155,7 @@ def goes_on_after_an_error(rank: int, world: int) -> list[str]:
         if step == 5:
             hook.remove()
             del model
-            model = DistributedDataParallel(Dictated(), bucket_cap_mb=SMALL_BUCKETS)
+            model = DistributedDataParallel(PrescribedGradients(), bucket_cap_mb=SMALL_BUCKETS)
     dist.all_reduce(total := torch.ones(1))
     said.append(str(total.item()))
     return said
@@ -171,8 +171,8 @@ def test_a_job_goes_on_with_a_new_model_after_an_error_on_all_ranks(
 
 
 def other_steps(rank: int, world: int) -> str:
-    """Ranks that have loaded states of different steps."""
-    model = DistributedDataParallel(Dictated(), bucket_cap_mb=SMALL_BUCKETS)
+    """Ranks that loaded states of different steps."""
+    model = DistributedDataParallel(PrescribedGradients(), bucket_cap_mb=SMALL_BUCKETS)
     for step in range(6):
         model.zero_grad()
         model(gradients(rank, step)).backward()

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gflow
-from tests.compression.jobs import Dictated, gradients
+from tests.compression.jobs import PrescribedGradients, gradients
 from tests.ranks import Team
 
 SIZES = (64_000, 6_400)
@@ -22,7 +22,7 @@ STEPS = 8
 
 def counted(rank: int, world: int, steps: int) -> list[dict[str, Any]]:
     """The counters after each step."""
-    model = DistributedDataParallel(Dictated(SIZES), find_unused_parameters=True)
+    model = DistributedDataParallel(PrescribedGradients(SIZES), find_unused_parameters=True)
     snapshots = []
     for step in range(steps):
         model.zero_grad()
@@ -106,14 +106,14 @@ class Listener(logging.Handler):
 
 
 def listen(rank: int, world: int, steps: list[int]) -> list[list[tuple[int, str]]]:
-    """What was said after each of several trainings, with a model of its own each."""
+    """What was printed after each of several trainings, each with a new model."""
     listener = Listener()
     logger = logging.getLogger("gflow")
     logger.addHandler(listener)
     try:
         heard = []
         for count in steps:
-            model = DistributedDataParallel(Dictated(SIZES))
+            model = DistributedDataParallel(PrescribedGradients(SIZES))
             for step in range(count):
                 model.zero_grad()
                 model(gradients(rank, step, SIZES)).backward()

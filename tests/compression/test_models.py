@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gflow
 from tests.compression.jobs import (
     SIZES,
-    Dictated,
+    PrescribedGradients,
     gradients,
     kept,
     same_bits,
@@ -28,7 +28,7 @@ STEPS = 10
 
 
 def train_alone(rank: int, world: int, seed: int) -> list[list[torch.Tensor]]:
-    model = DistributedDataParallel(Dictated())
+    model = DistributedDataParallel(PrescribedGradients())
     delivered = []
     for step in range(STEPS):
         model(gradients(rank, seed + step)).backward()
@@ -37,8 +37,8 @@ def train_alone(rank: int, world: int, seed: int) -> list[list[torch.Tensor]]:
 
 
 def train_in_turns(rank: int, world: int, together: bool) -> Any:
-    """Two models that are alike, with other gradients."""
-    models = [DistributedDataParallel(Dictated()) for _ in range(2)]
+    """Two identical models with different gradients."""
+    models = [DistributedDataParallel(PrescribedGradients()) for _ in range(2)]
     delivered: list[list[list[torch.Tensor]]] = [[], []]
     for step in range(STEPS):
         losses = [model(gradients(rank, 500 * i + step)) for i, model in enumerate(models)]
@@ -78,7 +78,7 @@ def test_models_that_are_alike_do_not_mix(
 
 
 def twins(rank: int, world: int) -> list[str]:
-    models = [DistributedDataParallel(Dictated()) for _ in range(2)]
+    models = [DistributedDataParallel(PrescribedGradients()) for _ in range(2)]
     for step in range(5):
         for index, model in enumerate(models):
             model.zero_grad()
@@ -98,7 +98,7 @@ def twins(rank: int, world: int) -> list[str]:
     first, second = ([b["residual"] for b in model["buckets"]] for model in saved["models"])
     assert not same_bits(first, second)
     # A new program makes them again, untrained.
-    new = [DistributedDataParallel(Dictated()) for _ in range(2)]
+    new = [DistributedDataParallel(PrescribedGradients()) for _ in range(2)]
     gflow.load_state_dict(saved, models=new)
     assert same_bits(saved["models"], gflow.state_dict(models=new)["models"])
     return said
@@ -124,7 +124,7 @@ class Net(nn.Module):
 
 
 def adversaries(rank: int, world: int) -> dict[str, Any]:
-    """A generator and a discriminator, trained in turns as in a GAN."""
+    """A generator and a discriminator, trained alternately as in a GAN."""
     generator = DistributedDataParallel(Net([8, 40, 10], 1))
     critic = DistributedDataParallel(Net([10, 50, 1], 2))
     for_generator = torch.optim.Adam(generator.parameters(), lr=0.01)
@@ -155,7 +155,7 @@ def test_a_gan_trains_the_same_on_all_ranks(compressing: Callable[..., Team]) ->
 
 
 def wrapped_again(rank: int, world: int) -> list[list[int]]:
-    plain = Dictated()
+    plain = PrescribedGradients()
     counts = []
     for _ in range(2):
         model = DistributedDataParallel(plain)
@@ -176,10 +176,10 @@ def test_a_model_that_is_wrapped_again_starts_anew(compressing: Callable[..., Te
 
 
 def made_and_gone(rank: int, world: int) -> tuple[list[int], list[int], int]:
-    """Models after each other: what the engine knows of, and how much memory there is."""
+    """Trains several models in sequence: how many the engine knows, and the memory in use."""
     buckets, memory = [], []
     for _ in range(8):
-        model = DistributedDataParallel(Dictated((4_000_000,)))
+        model = DistributedDataParallel(PrescribedGradients((4_000_000,)))
         for step in range(5):
             model.zero_grad()
             model([torch.full((4_000_000,), 1.0 + step)]).backward()

@@ -17,7 +17,7 @@ from tests.compression.jobs import (
     CHUNK,
     SIZES,
     SMALL_BUCKETS,
-    Dictated,
+    PrescribedGradients,
     divided,
     gradients,
     layout_of,
@@ -34,7 +34,7 @@ def train(
     rank: int, world: int, steps: int, nesterov: bool, momentum: float = MOMENTUM
 ) -> dict[str, Any]:
     model = DistributedDataParallel(
-        Dictated(), bucket_cap_mb=SMALL_BUCKETS, find_unused_parameters=True
+        PrescribedGradients(), bucket_cap_mb=SMALL_BUCKETS, find_unused_parameters=True
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum, nesterov=nesterov)
     assert gflow.take_momentum(optimizer)
@@ -246,8 +246,8 @@ def test_an_optimizers_state_may_be_loaded_before_or_after(
 
 
 def back_on_one_host(rank: int, world: int) -> list[Any]:
-    """A job that goes on where nothing is compressed, from an optimizer whose momentum was taken
-    where something was."""
+    """A job resumed without compression, from an optimizer whose momentum was taken in a run with
+    compression."""
     weight = nn.Parameter(torch.zeros(3))
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True)
     saved = copy.deepcopy(optimizer.state_dict())
@@ -274,7 +274,7 @@ def test_momentum_is_given_back_where_nothing_is_compressed(
 
 
 def momentum_by_option(rank: int, world: int) -> list[list[torch.Tensor]]:
-    model = DistributedDataParallel(Dictated())
+    model = DistributedDataParallel(PrescribedGradients())
     delivered = []
     for step in range(3):
         model(gradients(rank, step)).backward()

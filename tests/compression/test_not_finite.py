@@ -13,7 +13,7 @@ import gflow
 from tests.compression.jobs import (
     SIZES,
     SMALL_BUCKETS,
-    Dictated,
+    PrescribedGradients,
     gradients,
     kept,
     layout_of,
@@ -31,7 +31,7 @@ STEPS = 16
 def train_with_one_bad_element(
     rank: int, world: int, bad_rank: int, place: tuple[int, int], value: float
 ) -> dict[str, Any]:
-    model = DistributedDataParallel(Dictated(), bucket_cap_mb=SMALL_BUCKETS)
+    model = DistributedDataParallel(PrescribedGradients(), bucket_cap_mb=SMALL_BUCKETS)
     delivered, states = [], []
     for step in range(STEPS):
         given = gradients(rank, step)
@@ -106,7 +106,7 @@ def test_only_the_gradient_of_the_bad_chunk_is_given_up(compressing: Callable[..
 
 
 def everything_is_bad(rank: int, world: int) -> list[list[bool]]:
-    model = DistributedDataParallel(Dictated())
+    model = DistributedDataParallel(PrescribedGradients())
     finite = []
     for step in range(7):
         given = gradients(rank, step)
@@ -125,8 +125,8 @@ def test_a_step_in_which_nothing_is_finite_delivers_nothing_finite(
 
 
 def too_large_together(rank: int, world: int) -> list[Any]:
-    """Gradients that are finite, but whose sum with what is kept is not."""
-    model = DistributedDataParallel(Dictated((128,)))
+    """Finite gradients whose sum with the residual is not finite."""
+    model = DistributedDataParallel(PrescribedGradients((128,)))
     delivered = []
     for _ in range(9):
         # The second chunk weighs less, so it is kept and grows.
@@ -144,8 +144,8 @@ def test_a_residual_never_becomes_infinite(compressing: Callable[..., Team]) -> 
 
 
 def half_precision_that_waits(rank: int, world: int) -> Any:
-    """Ten chunks of equal weight, one of which is sent in a step."""
-    model = DistributedDataParallel(Dictated((640,), torch.float16))
+    """Ten chunks of equal weight; each step sends one."""
+    model = DistributedDataParallel(PrescribedGradients((640,), torch.float16))
     delivered = []
     for _ in range(16):
         model([torch.full((640,), 20000.0, dtype=torch.float16)]).backward()

@@ -24,7 +24,7 @@ BEFORE, AFTER = 8, 7
 
 
 class Network(nn.Module):
-    """Layers that are made in another order than they are used in."""
+    """Layers that are created in a different order than they are used."""
 
     def __init__(self) -> None:
         super().__init__()

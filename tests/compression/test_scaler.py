@@ -10,7 +10,13 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import gflow
-from tests.compression.jobs import SMALL_BUCKETS, Dictated, gradients, residuals, same_bits
+from tests.compression.jobs import (
+    SMALL_BUCKETS,
+    PrescribedGradients,
+    gradients,
+    residuals,
+    same_bits,
+)
 from tests.ranks import Team
 
 BAD_STEP = 8
@@ -19,8 +25,8 @@ BAD_STEP = 8
 def train(
     rank: int, world: int, place: tuple[int, int], momentum: float, steps: int = 14
 ) -> dict[str, Any]:
-    """Trains with a scaler that grows in every second step; one step has a bad element."""
-    model = DistributedDataParallel(Dictated(), bucket_cap_mb=SMALL_BUCKETS)
+    """Trains with a scaler that grows every second step; one step has a non-finite element."""
+    model = DistributedDataParallel(PrescribedGradients(), bucket_cap_mb=SMALL_BUCKETS)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
     if momentum:
         assert gflow.take_momentum(optimizer)
@@ -85,8 +91,8 @@ def test_a_new_scale_rescales_what_is_kept_exactly(compressing: Callable[..., Te
 
 
 def total(rank: int, world: int, steps: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """All that was subtracted from the weights, and what is still kept, without the scale."""
-    model = DistributedDataParallel(Dictated(), bucket_cap_mb=SMALL_BUCKETS)
+    """Everything subtracted from the weights, and what is still kept, unscaled."""
+    model = DistributedDataParallel(PrescribedGradients(), bucket_cap_mb=SMALL_BUCKETS)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     scaler = gflow.watch_scaler(torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=3))
     for step in range(steps):
@@ -142,7 +148,7 @@ def test_a_scaler_is_watched_once(compressing: Callable[..., Team]) -> None:
 
 
 def a_scale_that_the_user_sets(rank: int, world: int) -> list[list[torch.Tensor]]:
-    model = DistributedDataParallel(Dictated())
+    model = DistributedDataParallel(PrescribedGradients())
     scaler = gflow.watch_scaler(torch.amp.GradScaler("cpu", init_scale=64.0))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     for step in range(6):
@@ -166,7 +172,7 @@ def test_a_smaller_scale_that_the_user_sets_is_no_skipped_step(
 
 
 def skip_in_the_warm_up(rank: int, world: int) -> tuple[Any, Any, float]:
-    model = DistributedDataParallel(Dictated(), find_unused_parameters=True)
+    model = DistributedDataParallel(PrescribedGradients(), find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     assert gflow.take_momentum(optimizer)
     scaler = gflow.watch_scaler(torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1000))
@@ -194,8 +200,8 @@ def test_a_step_that_is_skipped_in_the_warm_up_leaves_the_velocity_as_it_was(
 
 
 def accumulate_two_passes(rank: int, world: int, bad: int) -> tuple[Any, Any, float]:
-    """Two exchanged backward passes a step; in the last step one of them is bad."""
-    model = DistributedDataParallel(Dictated(), find_unused_parameters=True)
+    """Two exchanged backward passes per step; in the last step one is not finite."""
+    model = DistributedDataParallel(PrescribedGradients(), find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = gflow.watch_scaler(torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1000))
     for step in range(6):

@@ -11,7 +11,13 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import gflow
-from tests.compression.jobs import Dictated, divided, gradients, same_bits, take_gradients
+from tests.compression.jobs import (
+    PrescribedGradients,
+    divided,
+    gradients,
+    same_bits,
+    take_gradients,
+)
 from tests.ranks import Team
 
 CHUNKS = 100
@@ -21,8 +27,10 @@ SIZE = 64 * CHUNKS
 def sent_chunks(
     rank: int, world: int, steps: int, find_unused: bool
 ) -> tuple[list[int], list[bool], list[float]]:
-    """By step: the chunks that came, whether all is exactly the mean, and what metrics say."""
-    model = DistributedDataParallel(Dictated((SIZE,)), find_unused_parameters=find_unused)
+    """For each step: the chunks delivered, whether all is exactly the mean, and the metrics."""
+    model = DistributedDataParallel(
+        PrescribedGradients((SIZE,)), find_unused_parameters=find_unused
+    )
     counts, exact, densities = [], [], []
     for step in range(steps):
         model(gradients(rank, step, (SIZE,))).backward()
@@ -76,7 +84,7 @@ def test_what_is_switched_off_stays_exact(compressing: Callable[..., Team]) -> N
 
 
 def a_chunk_larger_than_the_bucket(rank: int, world: int) -> list[bool]:
-    model = DistributedDataParallel(Dictated((100, 7)))
+    model = DistributedDataParallel(PrescribedGradients((100, 7)))
     whole = []
     for step in range(6):
         model(gradients(rank, step, (100, 7))).backward()
@@ -90,7 +98,7 @@ def test_of_a_bucket_smaller_than_a_chunk_all_is_sent(compressing: Callable[...,
 
 
 def chunks_of_one(rank: int, world: int) -> list[int]:
-    model = DistributedDataParallel(Dictated((1000,)))
+    model = DistributedDataParallel(PrescribedGradients((1000,)))
     counts = []
     for _ in range(6):
         model([torch.arange(1.0, 1001.0)]).backward()

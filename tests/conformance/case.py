@@ -24,7 +24,7 @@ from . import ranks
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a test."""
+    """The outcome of a test."""
 
     name: str
     result: str  # passed, failed or skipped; limited, see limits.txt
@@ -77,7 +77,7 @@ def end_group(pid: int) -> None:
 
 
 def become_case(suite: type[unittest.TestCase], name: str, verdict: Path, log: Path) -> NoReturn:
-    """The life of the test's process: it starts the ranks, joins them and writes the verdict."""
+    """What the test's process does: start the ranks, join them and write the verdict."""
     try:
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

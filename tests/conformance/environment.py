@@ -19,7 +19,7 @@ SANDCASTLE = ("SANDCASTLE", "TW_JOB_USER")
 
 
 def prepare(backend: str, world_size: int, timeout: int, folder: Path) -> None:
-    """Sets what the suite and its ranks read, the suite while it is imported."""
+    """Sets the variables that the suite reads on import, and its ranks when they start."""
     for name in SANDCASTLE:
         os.environ.pop(name, None)
     # Ranks leave files in the temporary directory; forked ones have its name already looked up.

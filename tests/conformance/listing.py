@@ -32,7 +32,7 @@ def choose(available: list[str], quick: bool, pattern: str | None) -> list[str]:
 
 
 def expected(world_size: int, among: Iterable[str] | None) -> set[str] | None:
-    """What plain Gloo passes with so many ranks; None if nobody has written it down."""
+    """What plain Gloo passes with this many ranks; None if that was never recorded."""
     path = path_of_expected(world_size)
     if not path.exists():
         return None

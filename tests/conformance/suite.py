@@ -73,5 +73,5 @@ def names() -> list[str]:
 
 
 def deadline(name: str) -> float:
-    """The seconds after which PyTorch itself gives a test up."""
+    """The seconds after which PyTorch itself gives up on a test."""
     return float(common_distributed.get_timeout(name))

@@ -27,7 +27,7 @@ def open_for(backend: str) -> None:
 
 
 def mentions(backend: str) -> list[Mention]:
-    """The rows that name Gloo; an error if the module names it where nobody has looked."""
+    """The rows that name Gloo; an error if the module names it anywhere unknown."""
     source, _ = read(MODULE)
     lines: dict[str, int] = {}
     for node in ast.parse(source).body:

@@ -19,13 +19,13 @@ def batch(rank: int, step: int, rows: int = 4) -> torch.Tensor:
 
 
 def perceptron(seed: int = 0) -> nn.Module:
-    """Two layers, alike on every rank."""
+    """Two layers, the same on every rank."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, 3))
 
 
 class WithUnusedLayer(nn.Module):
-    """A model with a layer that takes part in no forward pass."""
+    """A model with a layer that no forward pass uses."""
 
     def __init__(self) -> None:
         super().__init__()

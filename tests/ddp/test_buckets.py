@@ -33,7 +33,7 @@ STEPS = 4
 
 
 class Delta:
-    """What a group has counted since this was made."""
+    """What a group has counted since this object was made."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group

@@ -31,7 +31,7 @@ STEPS = 12
 
 
 def wide() -> nn.Module:
-    """Gradients of 5 MB, which is more than a socket holds."""
+    """Gradients of 5 MB, more than a socket buffers."""
     torch.manual_seed(7)
     return nn.Sequential(
         nn.Linear(WIDTH, 1000), nn.Tanh(), nn.Linear(1000, 1200), nn.Tanh(), nn.Linear(1200, 3)
@@ -100,7 +100,7 @@ def test_two_ranks_of_one_host_train_as_with_gloo_to_the_last_bit(
 
 @pytest.fixture(scope="module")
 def on_two_hosts() -> list[dict[str, dict[str, list[str]]]]:
-    """What each of two ranks, on a host of its own, gets in all cases from both backends."""
+    """What two ranks on separate hosts get in all cases from both backends."""
     if why_not():
         pytest.skip(why_not())
     with Network(2) as network:

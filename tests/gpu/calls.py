@@ -235,7 +235,7 @@ class Communicator:
 
 
 def on_threads(count: int, function: Callable[[int], object]) -> list:
-    """Calls it once on each of so many threads, with the device of that number current."""
+    """Calls it once on each of `count` threads, with the device of the same number current."""
     results: list = [None] * count
     errors: list[BaseException] = []
 

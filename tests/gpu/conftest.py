@@ -25,7 +25,7 @@ def device_pool() -> Iterator[Pool]:
 
 @pytest.fixture(scope="session")
 def device_files() -> tuple[str, str, str]:
-    """The files of the device, built if need be: the extension, the driver and NCCL."""
+    """The files of the device, built if needed: the extension, the driver and NCCL."""
     from tests.gpu.device.build import build
 
     try:
@@ -37,7 +37,7 @@ def device_files() -> tuple[str, str, str]:
 
 @pytest.fixture
 def on_device(device_pool: Pool, device_files: tuple[str, str, str]) -> Callable[..., Team]:
-    """`on_device(2)`: two ranks, each a host of its own; `on_device("aab")`: three ranks, two of
+    """`on_device(2)`: two ranks, each its own host; `on_device("aab")`: three ranks, two of
     them on host a. Further arguments are gflow's options; `group` has fields of Group."""
 
     def team(where: int | str, group: dict[str, Any] | None = None, **options: Any) -> Team:

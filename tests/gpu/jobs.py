@@ -78,9 +78,9 @@ def to_host(value: Any) -> Any:
 
 
 def model_on(device: str, **options: Any) -> DistributedDataParallel:
-    """A dictated model in DDP, with several buckets."""
+    """A model with prescribed gradients in DDP, with several buckets."""
     options.setdefault("bucket_cap_mb", SMALL_BUCKETS)
-    return DistributedDataParallel(plain.Dictated().to(device), **options)
+    return DistributedDataParallel(plain.PrescribedGradients().to(device), **options)
 
 
 def given_on(device: str, rank: int, step: int) -> list[torch.Tensor]:
@@ -95,7 +95,7 @@ def delivered_by(model: nn.Module) -> list[torch.Tensor]:
 def train(
     rank: int, world: int, device: str, steps: int, options: dict[str, Any] | None = None
 ) -> plain.Record:
-    """Some steps of a dictated model."""
+    """A few steps of a model with prescribed gradients."""
     model = model_on(device, **(options or {}))
     record = plain.Record()
     for step in range(steps):

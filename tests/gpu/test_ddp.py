@@ -28,7 +28,7 @@ LARGE = 1 << 24
 
 
 def check_same(team: Team, job: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Runs a job on the CPU and on the device; returns what came of the device."""
+    """Runs a job on the CPU and on the device; returns the result of the device."""
     expected = team.run(job, CPU, *arguments)
     came = team.run(job, NAME, *arguments)
     assert same_bits(came, expected)
@@ -87,7 +87,7 @@ def test_16_bits_on_the_wire_deliver_what_the_method_says(
 
 @jobs.clean
 def accumulate(rank: int, world: int, device: str) -> Any:
-    """Two backward passes a step, of which the last is exchanged."""
+    """Two backward passes per step; the last is exchanged."""
     model = model_on(device)
     delivered = []
     for step in range(STEPS):

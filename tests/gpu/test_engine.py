@@ -25,7 +25,7 @@ LIMIT = 600
 
 
 def named_tests() -> list[str]:
-    """Every test of the module, from its sources: one that is not run would be missed."""
+    """Every test of the module, read from its sources so that none is left out."""
     names = []
     for path in [SOURCES / "devices.rs", *sorted((SOURCES / "devices").glob("*.rs"))]:
         within = "" if path.stem == "devices" else f"{path.stem}::"
@@ -49,7 +49,7 @@ def program() -> Path:
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Where the stand-in and the compiler of kernels are, and a cache for what that makes."""
+    """Variables that locate the stand-in and NVRTC, and a cache for compiled kernels."""
     try:
         variables = build().environment()
     except FileNotFoundError as missing:
@@ -84,7 +84,7 @@ def test_on_the_standin(program: Path, environment: dict[str, str], name: str) -
 def test_every_test_of_the_module_is_known_by_name(
     program: Path, environment: dict[str, str]
 ) -> None:
-    """What the program has is what the sources were found to have."""
+    """The program has exactly the tests that were found in the sources."""
     listed = run(program, environment, "--list", MODULE)
     assert sorted(re.findall(rf"^({MODULE}::\S+): test$", listed, re.M)) == sorted(named_tests())
 
@@ -100,7 +100,7 @@ def test_every_test_of_the_module_is_known_by_name(
 def test_a_library_that_is_missing_is_named_with_where_it_was_looked_for(
     program: Path, environment: dict[str, str], variable: str, value: str, expected: list[str]
 ) -> None:
-    """Opening a GPU says what is missing, and no more goes wrong than that."""
+    """Opening a GPU says what is missing, and nothing else goes wrong."""
     changed = {**environment, variable: value}
     command = [str(program), "--include-ignored", "--nocapture", "--exact"]
     command.append("cuda::exchange::device_queue::tests::a_gpu_that_cannot_be_opened_says_why")

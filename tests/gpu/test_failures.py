@@ -81,7 +81,7 @@ def test_an_error_of_nccl_ends_the_group_on_all_ranks(on_device: Callable[..., T
 
 
 def lost_elsewhere(rank: int, world: int) -> list[str]:
-    """A rank is lost to a collective on the CPU, while nothing is under way on the device."""
+    """A rank is lost during a collective on the CPU, while the device is idle."""
     spread = lambda: dist.broadcast(torch.ones(1, device=NAME), 0)  # noqa: E731
     spread()
     torch.accelerator.synchronize()
@@ -98,7 +98,7 @@ def test_a_failed_group_lets_nobody_into_the_inner_backend(on_device: Callable[.
 
 
 def stuck(rank: int, world: int) -> list[str]:
-    """A stream of one rank never gets to where the exchange waits for it."""
+    """A stream of one rank never reaches the event that the exchange waits for."""
     model = jobs.model_on(NAME)
     for step in range(5):
         model.zero_grad()
@@ -147,7 +147,7 @@ def test_a_device_that_one_rank_cannot_use_is_told_to_all(on_device: Callable[..
 
 
 def blocking(rank: int, world: int) -> str:
-    """The environment of one rank makes NCCL wait inside of its calls."""
+    """The environment of one rank makes NCCL calls blocking."""
     if rank == 1:
         os.environ["NCCL_COMM_BLOCKING"] = "1"
     try:
@@ -166,7 +166,7 @@ def test_an_nccl_that_would_wait_in_its_calls_is_refused_on_all_ranks(
 
 
 def mistaken(rank: int, world: int) -> list[str]:
-    """Ranks that do not ask for the same."""
+    """Ranks that ask for different things."""
     tensor = torch.ones(4 + rank, device=NAME)
     said = [message_of(lambda: dist.all_reduce(tensor))]
     where = NAME if rank else "cpu"

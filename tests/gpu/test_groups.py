@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gflow
-from tests.compression.jobs import SMALL_BUCKETS, Dictated, gradients
+from tests.compression.jobs import SMALL_BUCKETS, PrescribedGradients, gradients
 from tests.gpu import jobs
 from tests.gpu.jobs import NAME, same_bits, standin
 from tests.ranks import Team
@@ -21,7 +21,7 @@ from tests.ranks.membership import rendezvous
 
 @jobs.clean
 def collectives(rank: int, world: int) -> dict[str, Any]:
-    """Collectives of all kinds, one after the other and without waiting between them."""
+    """Collectives of all kinds in sequence, without waiting in between."""
     own = torch.full((3,), rank + 1.0, device=NAME)
     reduced, sent, on_cpu = own.clone(), own.clone(), torch.full((3,), rank + 1.0)
     gathered = [torch.empty_like(own) for _ in range(world)]
@@ -65,7 +65,7 @@ def test_each_collective_goes_where_it_belongs(
 
 @jobs.clean
 def batches(rank: int, world: int) -> dict[str, Any]:
-    """Calls that are one: messages in both directions, and what a coalescing manager collects."""
+    """Batched calls: messages in both directions, and what a coalescing manager collects."""
     there, group = torch.device(NAME, 0), dist.group.WORLD
     # NCCL makes its connections at the first call, in which all ranks take part.
     dist.broadcast(torch.ones(1, device=there), 0)
@@ -112,7 +112,7 @@ def test_calls_are_coalesced_by_the_inner_backend(on_device: Callable[..., Team]
 def two_models(rank: int, world: int, first: str, second: str) -> list[Any]:
     """Two models on different devices, trained in turn in one group."""
     models = [
-        DistributedDataParallel(Dictated().to(device), bucket_cap_mb=SMALL_BUCKETS)
+        DistributedDataParallel(PrescribedGradients().to(device), bucket_cap_mb=SMALL_BUCKETS)
         for device in (first, second)
     ]
     delivered = []
@@ -134,7 +134,7 @@ def test_models_on_different_devices_train_in_one_group(
 
 @jobs.clean
 def subgroup(rank: int, world: int) -> tuple[float, float]:
-    """A group of two of three ranks, and the whole world."""
+    """A group of two of three ranks, and the default group."""
     pair = dist.new_group([0, 2], pg_options=gflow.Options(compress="on"))
     in_pair, everywhere = torch.ones(1, device=NAME), torch.ones(1, device=NAME)
     if rank != 1:
@@ -148,7 +148,7 @@ def test_a_new_group_has_its_own_ranks(on_device: Callable[..., Team]) -> None:
 
 
 def bound(rank: int, world: int, chosen: jobs.Chosen) -> list[Any]:
-    """Ranks that say which device is theirs."""
+    """Ranks that name their device."""
     options = chosen()
     device = torch.device(NAME, 1 + rank)
     # Not the current one.
@@ -167,7 +167,7 @@ def bound(rank: int, world: int, chosen: jobs.Chosen) -> list[Any]:
 
 
 def train_there(rank: int, device: torch.device) -> list[Any]:
-    model = DistributedDataParallel(Dictated().to(device), device_ids=[device.index])
+    model = DistributedDataParallel(PrescribedGradients().to(device), device_ids=[device.index])
     for step in range(5):
         model.zero_grad()
         model([one.to(device) for one in gradients(rank, step)]).backward()

@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def names() -> list[str]:
-    """Functions that take nothing and return nothing; read, not imported: that loads libraries."""
+    """The cases of a module, found by parsing it: importing it would load libraries."""
     found = []
     for module in pkgutil.iter_modules(cases.__path__):
         if module.name != "__main__":

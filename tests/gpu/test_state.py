@@ -19,7 +19,7 @@ STEPS, HALF, BAD = 10, 5, 7
 
 @jobs.clean
 def go_on(rank: int, world: int, device: str, interrupted: bool) -> Any:
-    """A training that is saved in the middle and goes on with a new model, or does not notice."""
+    """A training that is saved half way and resumed with a new model, or not interrupted."""
     model = model_on(device)
     for step in range(STEPS):
         if interrupted and step == HALF:

@@ -19,7 +19,7 @@ from tests.ranks import Team
 
 @jobs.clean
 def exact(rank: int, world: int) -> list[list[float]]:
-    """A user's own all_reduce, of everything that is no gradient."""
+    """A user's own all_reduce of tensors that are not gradients."""
     results = []
     for tensor, op in [
         (torch.full((5,), 0.1 + rank), dist.ReduceOp.SUM),
@@ -48,7 +48,7 @@ def test_what_is_no_gradient_is_exact(on_device: Callable[..., Team]) -> None:
 
 @jobs.clean
 def in_the_middle_of_a_pass(rank: int, world: int) -> tuple[list[float], int]:
-    """An all_reduce of the user's, and a broadcast, between the buckets of a backward pass."""
+    """A user's all_reduce and broadcast between the buckets of a backward pass."""
     model = jobs.model_on(NAME)
     reduced = []
 
@@ -148,7 +148,7 @@ def forget_to_wait(rank: int, world: int, waits: bool) -> str:
 
 
 def test_a_program_that_forgets_to_wait_is_noticed(on_device: Callable[..., Team]) -> None:
-    """So that it means something that no other test here has seen a race."""
+    """Shows that a race would be seen, so that its absence elsewhere means something."""
     team = on_device(2)
     assert team.run(forget_to_wait, True) == ["", ""]
     for seen in team.run(forget_to_wait, False):
@@ -183,7 +183,7 @@ def test_a_step_waits_for_no_device(on_device: Callable[..., Team], fusion_bytes
 
 @jobs.clean
 def let_go(rank: int, world: int) -> list[float]:
-    """Tensors that nobody holds any more while they are exchanged."""
+    """Tensors that are dropped while they are exchanged."""
     stream = torch.Stream(NAME)
     results = []
     for number in range(20):
@@ -204,7 +204,7 @@ def test_tensors_that_were_let_go_of_are_exchanged(on_device: Callable[..., Team
 
 @jobs.clean
 def nobody_waits(rank: int, world: int) -> float:
-    """Neither the tensor nor the Work is kept, so nothing but the allocator can keep the memory."""
+    """Neither the tensor nor the Work is kept, so only the allocator can keep the memory."""
     for _ in range(10):
         tensor = torch.full((1000,), 1.0, device=NAME)
         dist.all_reduce(tensor, async_op=True)
@@ -224,7 +224,7 @@ def test_memory_is_not_handed_out_before_the_exchange_is_over(
 
 @jobs.clean
 def hooked(rank: int, world: int) -> list[torch.Tensor]:
-    """A communication hook of the user's own, whose callback works on the result."""
+    """A user's communication hook, whose callback uses the result."""
     model = jobs.model_on(NAME)
 
     def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses hints that are not its own

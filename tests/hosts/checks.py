@@ -36,7 +36,7 @@ TIMEOUT_S = 40.0
 
 @dataclass(frozen=True)
 class Finding:
-    """What came out of one call, and what had to."""
+    """The result of one call, and what it had to be."""
 
     label: str
     came: torch.Tensor
@@ -67,7 +67,7 @@ Findings = Iterator[Finding]
 
 
 def tiled(one: torch.Tensor, count: int) -> torch.Tensor:
-    """`one` again and again, `count` elements of it."""
+    """`one`, repeated up to `count` elements."""
     return one.repeat(-(-count // one.numel()))[:count].clone()
 
 
@@ -233,7 +233,7 @@ def barrier() -> Findings:
 
 
 def in_flight() -> Findings:
-    """Fifty calls of all kinds are begun before the first is waited for, in another order."""
+    """Starts fifty calls of all kinds, then waits for them in a different order."""
     rank, float32 = dist.get_rank(), torch.float32
     begun = []
     for number in range(50):
@@ -333,7 +333,7 @@ ROUGH = [name for name in CHECKS if name.startswith("rough")]
 
 
 def run(name: str) -> None:
-    """Runs one check and says how it went."""
+    """Runs one check and reports the result."""
     began = time.monotonic()
     problems = []
     digest = hashlib.sha256()
@@ -355,7 +355,7 @@ def run(name: str) -> None:
 
 
 def interface_bytes() -> dict[str, int]:
-    """What has left through each network interface of this host so far."""
+    """The bytes that each network interface of this host has sent so far."""
     sent = {}
     with open("/proc/self/net/dev") as table:
         for line in table.readlines()[2:]:
@@ -365,7 +365,7 @@ def interface_bytes() -> dict[str, int]:
 
 
 def traffic() -> None:
-    """Says what one all_reduce of a bucket makes this host send."""
+    """Reports how much this host sends for one all_reduce of a bucket."""
     rank = dist.get_rank()
     tensor = tiled(_numbers(rank, torch.float32), BUCKET)
     dist.all_reduce(tensor)

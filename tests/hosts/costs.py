@@ -24,7 +24,7 @@ GROUPS = 20
 
 
 def resident() -> dict[str, int]:
-    """Bytes of this process in memory of its own, and in memory that it shares."""
+    """Resident bytes of this process: anonymous and shared."""
     fields = {}
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")
@@ -71,7 +71,7 @@ def reduce_often(buckets: list[torch.Tensor]) -> None:
 
 
 def wait_until_given_back(before: dict[str, int]) -> None:
-    """Until all ranks are about as small as before, or have been asked often enough."""
+    """Waits until all ranks are about as small as before, or gives up."""
     for _ in range(100):
         # A group may clean up at its next use.
         dist.barrier()
@@ -100,7 +100,7 @@ def memory() -> None:
 
 
 def ordinary_memory() -> None:
-    """The same for tensors that are no buckets."""
+    """The same for tensors that are not buckets."""
     dist.all_reduce(torch.ones(100_000))
     before = resident()
     tensors = [torch.zeros(BUCKET) for _ in range(BUCKETS)]
@@ -127,7 +127,7 @@ def groups() -> None:
 
 
 def outlive() -> None:
-    """Bucket memory that is used when its group is gone, and freed after that."""
+    """Bucket memory that is used, then freed, after its group is gone."""
     tensors = [bucket(size) for size in (1, 1000, BUCKET)]
     for tensor in tensors:
         tensor.fill_(1.0)
@@ -150,7 +150,7 @@ def outlive() -> None:
 
 
 def next_group() -> None:
-    """Bucket memory of a group that is gone, reduced by another."""
+    """Bucket memory of a destroyed group, reduced by another group."""
     tensor = bucket(BUCKET)
     tensor.fill_(1.0)
     dist.all_reduce(tensor)

@@ -34,7 +34,7 @@ def say(**fields: Any) -> None:
 
 
 class Ranks:
-    """The ranks of a program, one per place: a host, or None for this machine as it is.
+    """The ranks of a program, one per place: a host, or None for this machine itself.
 
     `env` may hold a variable for all, or a list of one value per rank (None: not set). The program
     is a module; it is killed when the block ends."""
@@ -70,7 +70,7 @@ class Ranks:
         self.close()
 
     def wait_until_all_say(self, word: str, timeout_s: float = 60.0) -> None:
-        """Waits until each rank has said a line with this field."""
+        """Waits until each rank has reported a line with this field."""
         __tracebackhide__ = True
         end = time.monotonic() + timeout_s
         waiting = dict(enumerate(self.processes))
@@ -88,7 +88,7 @@ class Ranks:
             time.sleep(0.02)
 
     def signal(self, rank: int, number: signal.Signals) -> float:
-        """Sends a signal to one rank; gives the time at which it was sent."""
+        """Sends a signal to one rank; returns the time at which it was sent."""
         now = time.monotonic()
         self.processes[rank].signal(number)
         return now
@@ -105,7 +105,7 @@ class Ranks:
 
 
 def lines_of(output: str) -> list[dict[str, Any]]:
-    """What a rank has said by `say`, in order; other output is passed over."""
+    """What a rank has reported by `say`, in order; other output is skipped."""
     lines = []
     for line in output.splitlines():
         if line.startswith("{"):
@@ -115,7 +115,7 @@ def lines_of(output: str) -> list[dict[str, Any]]:
 
 
 def line_with(rank: ScriptRank, word: str) -> dict[str, Any]:
-    """The first line of a rank that has this field; fails with all its output without one."""
+    """The first line of a rank that has this field; without one, fails and shows its output."""
     __tracebackhide__ = True
     for line in lines_of(rank.output):
         if word in line:
@@ -124,7 +124,7 @@ def line_with(rank: ScriptRank, word: str) -> dict[str, Any]:
 
 
 def eventually(holds: Callable[[], bool], timeout_s: float = 10.0) -> bool:
-    """Whether something holds before the deadline; it is asked again and again."""
+    """Polls until `holds` is true or the deadline passes; whether it became true."""
     end = time.monotonic() + timeout_s
     while not holds():
         if time.monotonic() > end:

@@ -21,13 +21,13 @@ from tests.hosts.running import say
 
 
 def ordinary() -> Callable[[], None]:
-    """25 MiB of ordinary memory, again and again."""
+    """25 MiB of ordinary memory, repeatedly."""
     tensor = torch.zeros(BUCKET)
     return lambda: dist.all_reduce(tensor)
 
 
 def bucket() -> Callable[[], None]:
-    """25 MiB of the memory that DDP's buckets have, again and again."""
+    """25 MiB of bucket memory, repeatedly."""
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     tensor = backend.allocate_tensor(BUCKET, dtype=torch.float32, device=torch.device("cpu"))
     tensor.zero_()

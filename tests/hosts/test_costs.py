@@ -43,7 +43,7 @@ def run(program: str, host_ids: tuple[str, ...] | None = None) -> list[ScriptRan
 
 
 def grown(line: dict[str, Any], when: str) -> int:
-    """By how many bytes a process has grown, in memory of its own and shared."""
+    """How many bytes a process has grown by, private and shared."""
     return sum(line[when].values()) - sum(line["before"].values())
 
 

@@ -27,7 +27,7 @@ DEADLINE_S = 300.0
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the ranks sit."""
+    """Where the ranks are, and what they check."""
 
     # The host of each rank; None: all on this machine, without namespaces.
     hosts: tuple[int, ...] | None
@@ -237,7 +237,7 @@ def test_an_interface_can_be_chosen_by_each_rank_for_itself(
 
 @pytest.fixture(scope="module")
 def alike() -> Iterator[ScriptRun]:
-    """Two hosts that claim to be one: the ranks believe that they share memory, and cannot."""
+    """Two hosts that claim to be one: the ranks expect to share memory, but cannot."""
     reason = why_not()
     if reason:
         pytest.skip(reason)

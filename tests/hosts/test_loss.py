@@ -63,7 +63,7 @@ class Loss:
     named: dict[int, str]
 
     def check_time(self, limit_s: float, note: Note, least_s: float = 0.0) -> None:
-        """Every survivor has raised in time, said in which operation, and ended by itself."""
+        """Every survivor has raised in time, named the operation, and ended by itself."""
         lines = {rank: line_with(self.run.ranks[rank], "raised") for rank in self.named}
         seconds = {rank: line["raised"] - self.since for rank, line in lines.items()}
         note("raised after " + ", ".join(f"{took:.2f}" for took in seconds.values()) + " s")
@@ -105,7 +105,7 @@ ONE_HOST = [(world, kind) for world in (2, 4) for kind in KINDS]
 def lose_on_one_host(
     kind: str, world: int, number: signal.Signals, timeout_s: float = LONG_S, keep: bool = False
 ) -> Loss:
-    """Loses the last rank of a host, while they share memory."""
+    """Loses the last rank of a host whose ranks share memory."""
     with stream(kind, timeout_s, [None] * world, keep) as ranks:
         return lose(ranks, world - 1, number, [socket.gethostname()] * world)
 

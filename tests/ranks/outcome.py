@@ -12,7 +12,7 @@ from gflow.launch.process import signal_name
 
 @dataclass(frozen=True)
 class Returned:
-    """The function came back with a value."""
+    """The function returned a value."""
 
     rank: int
     value: Any

@@ -25,7 +25,7 @@ _PATIENCE_S = 10.0
 
 
 class Pool:
-    """Ranks that are started when first needed and replaced when they are lost."""
+    """Ranks that are started when first needed and replaced when lost."""
 
     def __init__(self) -> None:
         self.tag = new_tag()
@@ -162,7 +162,7 @@ class Team:
     def outcomes(
         self, function: Callable[..., Any], *arguments: Any, deadline_s: float = DEADLINE_S
     ) -> list[Outcome]:
-        """As `run`, for cases in which ranks are meant to fail: what became of each rank. Every
+        """Like `run`, for cases in which ranks are meant to fail: the outcome of each rank. Every
         rank gets the whole deadline."""
         return self._pool.outcomes(
             self.world, self.group, function, arguments, deadline_s, deadline_s

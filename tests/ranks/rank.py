@@ -25,7 +25,7 @@ _GOODBYE_S = 10.0
 
 
 class Rank:
-    """A living process that runs one case at a time."""
+    """A running process that runs one case at a time."""
 
     def __init__(self, tag: str) -> None:
         self._seen = 0
@@ -73,7 +73,7 @@ class Rank:
         raise RuntimeError(f"a rank {what} before its first case:\n{self.output()}")
 
     def send(self, case: Case) -> None:
-        """Gives the process its case; `answer` is due next."""
+        """Sends the process its case; call `answer` next."""
         self._seen = self._process.output_size()
         self._asked += 1
         with contextlib.suppress(OSError):  # dead; `answer` reports it
@@ -104,7 +104,7 @@ class Rank:
         return Raised(rank, *value, output=self.output())
 
     def silence(self, rank: int, after_s: float) -> Silent:
-        """Asks for the stacks, ends the process, and says that it had not answered."""
+        """Asks a rank that has not answered for its stacks, and ends it."""
         before = self._process.output_size()
         self._process.signal(STACKS_SIGNAL)
         end = time.monotonic() + _STACKS_S
@@ -119,7 +119,7 @@ class Rank:
         return Silent(rank, after_s, output)
 
     def end(self) -> int:
-        """Kills the process and its children if they still run; gives the exit code."""
+        """Kills the process and its children if they still run; returns the exit code."""
         if not self.ended:
             self._process.kill()
             self.conversation.close()

@@ -23,14 +23,14 @@ def run(name: str, *more: str) -> None:
 
 
 def leave(code: int) -> None:
-    """Streams may be frozen for ever: nobody waits for them."""
+    """Exits without waiting for streams, which may be frozen forever."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def serve() -> None:
-    """A line in is the name of a case, a line out its exit code and what it said."""
+    """Reads the names of cases, one per line; answers each with its exit code and output."""
     for module in pkgutil.iter_modules(cases.__path__):
         if module.name != "__main__":
             importlib.import_module(f"tests.gpu.cases.{module.name}")

@@ -38,14 +38,14 @@ ALIGNMENT = 64
 
 
 def widen(stored: np.ndarray, kind: str) -> np.ndarray:
-    """What is calculated with."""
+    """The type that sums are computed in."""
     if kind == "bf16":
         return (stored.astype(np.uint32) << 16).view(np.float32)
     return stored.astype(np.float32) if kind == "f16" else stored
 
 
 def narrow(numbers: np.ndarray, kind: str) -> np.ndarray:
-    """What is stored: to nearest, ties to even."""
+    """Rounds to the stored type: to nearest, ties to even."""
     if kind == "bf16":
         bits = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
@@ -53,7 +53,7 @@ def narrow(numbers: np.ndarray, kind: str) -> np.ndarray:
 
 
 def samples(kind: str, count: int, rank: int) -> np.ndarray:
-    """Of very different size, so that the order of a sum shows in its bits."""
+    """Values of very different magnitude, so that the order of a sum shows in its bits."""
     random = np.random.default_rng(1000 * count + rank)
     if kind in ("i32", "i64", "u8"):
         return random.integers(0, 100, count).astype(NUMPY[kind])
@@ -74,13 +74,13 @@ def finished(numbers: np.ndarray, reduction: str, ranks: int) -> np.ndarray:
 
 
 def folded(parts: list[np.ndarray], kind: str, reduction: str) -> np.ndarray:
-    """In the order of ranks, stored once."""
+    """In rank order, rounded once."""
     numbers = reduce(join(reduction), [widen(part, kind) for part in parts])
     return narrow(finished(numbers, reduction, len(parts)), kind)
 
 
 def round_the_ring(parts: list[np.ndarray], kind: str, reduction: str) -> np.ndarray:
-    """Every piece in an order of its own, stored at every hop."""
+    """Each piece in its own order, rounded at every hop."""
     ranks, result = len(parts), parts[0].copy()
     each = ALIGNMENT // parts[0].itemsize
     units = -(-len(parts[0]) // each)

@@ -22,7 +22,7 @@ LIBRARIES = ["-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"]
 
 
 def build() -> tuple[Path, standin.Paths]:
-    """The file of the extension and the libraries of the stand-in; both are made if need be."""
+    """The file of the extension and the libraries of the stand-in, both built if needed."""
     paths = standin.build()
     folder = paths.folder / "device"
     folder.mkdir(exist_ok=True)
@@ -35,7 +35,7 @@ def build() -> tuple[Path, standin.Paths]:
 
 
 def _rules(paths: standin.Paths) -> str:
-    """What ninja is to do; it compiles again only what has changed."""
+    """The rules for ninja, which recompiles only what has changed."""
     # The header of NCCL wants one of CUDA that only comes with the whole toolkit.
     ours = HERE.parent / "standin"
     folders = [ours, ours / "nccl" / "include", *standin.header_directories()]

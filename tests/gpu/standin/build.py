@@ -34,7 +34,7 @@ class Paths:
     nccl: Path
 
     def environment(self) -> dict[str, str]:
-        """What a process needs in its environment to find the stand-in and not the real ones."""
+        """The variables with which a process finds the stand-in instead of the real libraries."""
         found = os.environ.get("LD_LIBRARY_PATH")
         path = f"{self.folder}:{found}" if found else str(self.folder)
         return {"LD_LIBRARY_PATH": path, "GFLOW_NCCL": str(self.nccl)}
@@ -61,7 +61,7 @@ def build(folder: Path | str | None = None) -> Paths:
 
 
 def header_directories() -> list[Path]:
-    """The folders of cuda.h and nccl.h, which packages beside torch bring."""
+    """The folders of cuda.h and nccl.h, from packages that torch depends on."""
     spec = importlib.util.find_spec("nvidia")
     roots = [Path(root) for root in (spec.submodule_search_locations or [])] if spec else []
     directories = []
@@ -84,7 +84,7 @@ def _compile(sources: list[Path], headers: list[str], objects: Path) -> list[Pat
 
 
 def _compile_one(source: Path, headers: list[str], objects: Path) -> Path:
-    """The object of a source; its name says what it was made of."""
+    """The object file of a source, compiled again if the source or an include changed."""
     name = f"{source.parent.name}-{source.stem}"
     depends = objects / f"{name}.d"
     stamp = objects / f"{name}.stamp"
@@ -98,7 +98,7 @@ def _compile_one(source: Path, headers: list[str], objects: Path) -> Path:
 
 
 def _fingerprint(source: Path, depends: Path) -> str:
-    """Of where a source is and all that it includes, but for the headers of the system."""
+    """A hash of a source's path and of everything it includes, except system headers."""
     if not depends.exists():
         return ""
     files = depends.read_text().replace("\\\n", " ").split(":", 1)[1].split()
