@@ -3,27 +3,11 @@
 Where no network namespaces can be made, tests are skipped with the reason.
 """
 
-import re
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from gflow.launch.namespaces import Network, why_not
-
-# Cases that repeat another one on a different layout: only `make thorough` runs them.
-_REPEATS = re.compile(
-    r"\[\w+-(one_host|1\+2|1\+2\+1|2\+2|2\+1_in_turns|2\+2_in_turns|one_machine_as_[\w+]+)-"
-    r"|\[\w+-(one_host|1\+2|1\+2\+1|2\+2|2\+1_in_turns|2\+2_in_turns|one_machine_as_[\w+]+)\]"
-    r"|\[(4-ordinary|4-small|2-bucket|2-ordinary|apart)"
-    r"|\[(1\+2-bucket|1\+1-ordinary|1\+1\+1-ordinary|2\+1-small)"
-    r"|\[\w+-both_families|claim_to_be_one|interface|cable_that_is_out|after_a_loss.*(bucket|stopped)"
-)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "/tests/hosts/" in str(item.path) and _REPEATS.search(item.nodeid):
-            item.add_marker(pytest.mark.thorough)
 
 
 @pytest.fixture

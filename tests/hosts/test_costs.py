@@ -26,7 +26,13 @@ BUCKET_BYTES = 4 * BUCKET * BUCKETS
 ROOM = 64 * MIB
 WORLD = 2
 
-LAYOUTS = pytest.mark.parametrize("host_ids", [None, ("left", "right")], ids=["shared", "apart"])
+LAYOUTS = pytest.mark.parametrize(
+    "host_ids",
+    [
+        pytest.param(None, id="shared"),
+        pytest.param(("left", "right"), id="apart", marks=pytest.mark.thorough),
+    ],
+)
 
 
 def run(program: str, host_ids: tuple[str, ...] | None = None) -> list[ScriptRank]:

@@ -36,6 +36,8 @@ class Layout:
     host_ids: tuple[str, ...] | None = None
     # These checks are repeated by a second set of ranks, and must give the same bits.
     again: list[str] = field(default_factory=list)
+    # Repeats what others check; only `make thorough` runs it.
+    repeats: bool = False
 
     def names(self) -> list[str]:
         """The checks that make sense with this many ranks."""
@@ -48,14 +50,16 @@ LAYOUTS: dict[str, Layout] = {
     "1+1": Layout((0, 1), 2, ALL),
     "2+1": Layout((0, 0, 1), 3, ALL, again=ROUGH),
     "1+1+1": Layout((0, 1, 2), 3, ALL),
-    "2+2_in_turns": Layout((0, 1, 0, 1), 4, ALL, again=ROUGH),
-    "1+2": Layout((0, 1, 1), 3, FEW),
-    "2+2": Layout((0, 0, 1, 1), 4, FEW),
-    "2+1_in_turns": Layout((0, 1, 0), 3, FEW),
-    "1+2+1": Layout((0, 1, 1, 2), 4, FEW),
-    "one_host": Layout(None, 3, ALL, again=ROUGH),
-    "one_machine_as_2+1": Layout(None, 3, ALL, host_ids=("left", "left", "right")),
-    "one_machine_as_1+1+1": Layout(None, 3, FEW, host_ids=("left", "middle", "right")),
+    "2+2_in_turns": Layout((0, 1, 0, 1), 4, ALL, again=ROUGH, repeats=True),
+    "1+2": Layout((0, 1, 1), 3, FEW, repeats=True),
+    "2+2": Layout((0, 0, 1, 1), 4, FEW, repeats=True),
+    "2+1_in_turns": Layout((0, 1, 0), 3, FEW, repeats=True),
+    "1+2+1": Layout((0, 1, 1, 2), 4, FEW, repeats=True),
+    "one_host": Layout(None, 3, ALL, again=ROUGH, repeats=True),
+    "one_machine_as_2+1": Layout(None, 3, ALL, host_ids=("left", "left", "right"), repeats=True),
+    "one_machine_as_1+1+1": Layout(
+        None, 3, FEW, host_ids=("left", "middle", "right"), repeats=True
+    ),
 }
 
 
@@ -123,9 +127,18 @@ def outcome(request: pytest.FixtureRequest) -> Outcome:
     return outcome_of(backend, name)
 
 
+def _marks(layout: Layout) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.thorough] if layout.repeats else []
+
+
 def _cases(chosen: Callable[[Layout], list[str]]) -> list[Any]:
     return [
-        pytest.param((backend, name), check, id="-".join([backend, name, check.replace(" ", "_")]))
+        pytest.param(
+            (backend, name),
+            check,
+            id="-".join([backend, name, check.replace(" ", "_")]),
+            marks=_marks(layout),
+        )
         for backend in BACKENDS
         for name, layout in LAYOUTS.items()
         for check in chosen(layout)
@@ -134,7 +147,7 @@ def _cases(chosen: Callable[[Layout], list[str]]) -> list[Any]:
 
 def _layouts(*names: str) -> list[Any]:
     return [
-        pytest.param((backend, name), id=f"{backend}-{name}")
+        pytest.param((backend, name), id=f"{backend}-{name}", marks=_marks(LAYOUTS[name]))
         for backend in BACKENDS
         for name in names
     ]
@@ -201,7 +214,13 @@ def assert_all_right(run: ScriptRun, names: list[str]) -> None:
         assert len({report["digest"] for report in reports}) == 1, reports
 
 
-@pytest.mark.parametrize("ipv4", [True, False], ids=["both_families", "ipv6_alone"])
+@pytest.mark.parametrize(
+    "ipv4",
+    [
+        pytest.param(True, id="both_families", marks=pytest.mark.thorough),
+        pytest.param(False, id="ipv6_alone"),
+    ],
+)
 def test_the_master_may_have_an_ipv6_address(
     hosts: Callable[..., Network], backend: str, ipv4: bool
 ) -> None:
@@ -210,6 +229,7 @@ def test_the_master_may_have_an_ipv6_address(
     assert_all_right(run_checks(backend, UNEVEN, network, FEW, master=master), FEW)
 
 
+@pytest.mark.thorough
 @pytest.mark.gflow_only("an option of gflow")
 def test_data_takes_the_interface_that_is_chosen(
     hosts: Callable[..., Network], backend: str
@@ -224,6 +244,7 @@ def test_data_takes_the_interface_that_is_chosen(
         assert line["sent"]["eth0"] < 0.01 * line["tensor"], line
 
 
+@pytest.mark.thorough
 @pytest.mark.gflow_only("an option of gflow")
 def test_an_interface_can_be_chosen_by_each_rank_for_itself(
     hosts: Callable[..., Network], backend: str
@@ -246,11 +267,13 @@ def alike() -> Iterator[ScriptRun]:
         yield run_checks("gflow", layout, network, [*FEW, "parts of the world"])
 
 
+@pytest.mark.thorough
 @pytest.mark.gflow_only("an option of gflow")
 def test_hosts_that_claim_to_be_one_still_get_right_results(alike: ScriptRun) -> None:
     assert_all_right(alike, [*FEW, "parts of the world"])
 
 
+@pytest.mark.thorough
 @pytest.mark.gflow_only("an option of gflow")
 def test_hosts_that_claim_to_be_one_are_told_once_that_they_cannot_share_memory(
     alike: ScriptRun,

@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,12 @@ from tests.ranks import ScriptRun
 pytestmark = pytest.mark.gflow_only("Gloo does not name who is lost, and may not end")
 
 Note = Callable[[str], None]
+
+
+def repeat(*values: object) -> Any:
+    """A case that repeats what another one shows; only `make thorough` runs it."""
+    return pytest.param(*values, marks=pytest.mark.thorough)
+
 
 # A lost process is noticed without a timeout, so the timeout of its group is long.
 LONG_S = 120.0
@@ -98,8 +105,14 @@ def lose(ranks: Ranks, victim: int, number: signal.Signals, hosts: Sequence[str]
 
 # --- on one host ----------------------------------------------------------------------------------
 
-KINDS = ["ordinary", "bucket", "small"]
-ONE_HOST = [(world, kind) for world in (2, 4) for kind in KINDS]
+ONE_HOST = [
+    repeat(2, "ordinary"),
+    repeat(2, "bucket"),
+    (2, "small"),
+    repeat(4, "ordinary"),
+    (4, "bucket"),
+    repeat(4, "small"),
+]
 
 
 def lose_on_one_host(
@@ -144,8 +157,14 @@ def test_the_first_rank_may_be_the_one_that_is_killed(measured: Note) -> None:
     loss.check_names()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGKILL, id="killed"),
+        pytest.param(signal.SIGSTOP, id="stopped", marks=pytest.mark.thorough),
+    ],
+)
+@pytest.mark.parametrize("kind", ["ordinary", repeat("bucket"), "small"])
 def test_after_a_loss_a_process_ends_without_destroying_its_group(
     kind: str, number: signal.Signals, measured: Note
 ) -> None:
@@ -159,9 +178,9 @@ LAYOUTS = {"1+1": (0, 1), "2+1": (0, 0, 1), "1+2": (0, 1, 1), "1+1+1": (0, 1, 2)
 # At this rate 25 MiB take about a second: the rank is lost in the middle of the data.
 SLOW = 300 * 10**6
 TIMED = [
-    ("1+1", "ordinary", SLOW),
+    repeat("1+1", "ordinary", SLOW),
     ("2+1", "ordinary", SLOW),
-    ("1+2", "bucket", None),
+    repeat("1+2", "bucket", None),
     ("1+1+1", "small", None),
 ]
 
@@ -193,12 +212,12 @@ def lose_on_hosts(
 @pytest.mark.parametrize(
     ("layout", "kind", "rate"),
     [
-        ("1+1", "ordinary", None),
-        ("1+1", "ordinary", SLOW),
+        repeat("1+1", "ordinary", None),
+        repeat("1+1", "ordinary", SLOW),
         ("2+1", "ordinary", SLOW),
-        ("2+1", "small", None),
-        ("1+2", "bucket", SLOW),
-        ("1+1+1", "ordinary", SLOW),
+        repeat("2+1", "small", None),
+        repeat("1+2", "bucket", SLOW),
+        repeat("1+1+1", "ordinary", SLOW),
         ("1+1+1", "small", None),
     ],
 )
@@ -262,6 +281,7 @@ def test_when_a_host_is_cut_off_either_side_names_somebody_of_the_other(
     cut_off(layout, kind, rate).check_names()
 
 
+@pytest.mark.thorough
 def test_a_cable_that_is_out_for_a_second_is_no_loss() -> None:
     with stream_on_hosts("1+1", "ordinary", None, LONG_S) as (ranks, places):
         places[1].cut_off()
