@@ -1,5 +1,5 @@
-// So much of CUDA C++ as rust/cuda/kernels/kernels.cu uses, for a compiler of the host. What the threads of
-// a block do together is in block.h; here are the words of the language and the numbers.
+// So much of CUDA C++ as rust/cuda/kernels/kernels.cu uses, for a compiler of the host. What the
+// threads of a block do together is in block.h; here are the words of the language and the numbers.
 //
 // Nothing here may be more lenient than a GPU: a quad at a wrong address faults, as it does there.
 #ifndef GFLOW_TESTS_HOST_KERNELS_CUDA_H

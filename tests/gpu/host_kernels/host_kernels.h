@@ -1,5 +1,5 @@
-// The kernels of rust/cuda/kernels/kernels.cu as functions of the host: a table of them by name, and a way
-// to launch one.
+// The kernels of rust/cuda/kernels/kernels.cu as functions of the host: a table of them by name,
+// and a way to launch one.
 //
 // host_kernels.cpp is the one translation unit behind this header. It needs nothing but a compiler:
 //

@@ -1,5 +1,5 @@
-// The kernels that can be launched: those of rust/cuda/kernels/kernels.cu, built for the host, with what
-// each of them reads and writes.
+// The kernels that can be launched: those of rust/cuda/kernels/kernels.cu, built for the host, with
+// what each of them reads and writes.
 //
 // The accesses are written here by hand, from the promises of the kernels, not taken from what they
 // do: what a kernel does beyond its promise is not seen.
