@@ -18,17 +18,17 @@ constexpr int kNumbers = 1 << 29;
 // The peer may take part much later than this rank; the wait for the message has its own limit.
 constexpr auto kNoLimit = std::chrono::hours(24 * 365);
 
-// An envelope, and the answer to it: number of the message, elements, type, whether they match.
+// An offer, and the answer to it: number of the message, elements, type, whether they match.
 enum Field { kNumber, kElements, kType, kFits, kFields };
 
-at::Tensor envelope(int64_t number, const at::Tensor& tensor, bool fits) {
+at::Tensor describe_message(int64_t number, const at::Tensor& tensor, bool fits) {
   return at::tensor({number, tensor.numel(), static_cast<int64_t>(tensor.scalar_type()),
                      static_cast<int64_t>(fits)},
                     at::kLong);
 }
 
-std::string in_words(const at::Tensor& envelope) {
-  const auto* fields = envelope.const_data_ptr<int64_t>();
+std::string in_words(const at::Tensor& message) {
+  const auto* fields = message.const_data_ptr<int64_t>();
   return c10::str(fields[kElements], " elements of ",
                   std::string(dtype_name(static_cast<uint8_t>(fields[kType]))));
 }
@@ -53,17 +53,17 @@ std::function<void()> PointToPoint::begin_send(const at::Tensor& tensor, int to,
   check(tensor, tag);
   int number;
   {
-    // Envelopes must go out in the order of their numbers.
+    // Offers must go out in the order of their numbers.
     std::lock_guard<std::mutex> lock(mutex_);
     number = static_cast<int>(next_number_[to]++ % kNumbers);
-    std::vector<at::Tensor> sent{envelope(number, tensor, true)};
+    std::vector<at::Tensor> offer{describe_message(number, tensor, true)};
     std::vector<at::Tensor> answer{at::empty({kFields}, at::kLong)};
-    auto sending = gloo_->send(sent, to, tag);
+    auto sending = gloo_->send(offer, to, tag);
     auto answering = gloo_->recv(answer, to, kAnswers + number);
     return [=, gloo = gloo_] {
       sending->wait(kNoLimit);
       answering->wait(kNoLimit);
-      if (answer[0].const_data_ptr<int64_t>()[kFits] == 0) refuse(sent[0], answer[0], tag);
+      if (answer[0].const_data_ptr<int64_t>()[kFits] == 0) refuse(offer[0], answer[0], tag);
       std::vector<at::Tensor> data{tensor};
       gloo->send(data, to, kData + number)->wait();
     };
@@ -72,23 +72,23 @@ std::function<void()> PointToPoint::begin_send(const at::Tensor& tensor, int to,
 
 std::function<int()> PointToPoint::begin_receive(const at::Tensor& tensor, int from, int tag) {
   check(tensor, tag);
-  std::vector<at::Tensor> sent{at::empty({kFields}, at::kLong)};
+  std::vector<at::Tensor> offer{at::empty({kFields}, at::kLong)};
   auto receiving =
-      from == kAnySource ? gloo_->recvAnysource(sent, tag) : gloo_->recv(sent, from, tag);
+      from == kAnySource ? gloo_->recvAnysource(offer, tag) : gloo_->recv(offer, from, tag);
   return [=, gloo = gloo_] {
     receiving->wait(kNoLimit);
     const int source = from == kAnySource ? receiving->sourceRank() : from;
-    const auto* fields = sent[0].const_data_ptr<int64_t>();
+    const auto* fields = offer[0].const_data_ptr<int64_t>();
     const auto number = static_cast<int>(fields[kNumber]);
     const bool fits = fields[kElements] == tensor.numel() &&
                       fields[kType] == static_cast<int64_t>(tensor.scalar_type());
-    std::vector<at::Tensor> answer{envelope(number, tensor, fits)};
+    std::vector<at::Tensor> answer{describe_message(number, tensor, fits)};
     std::vector<at::Tensor> data{tensor};
     // Posted before the answer, so that the buffer is there when the data arrives.
     c10::intrusive_ptr<c10d::Work> receiving_data;
     if (fits) receiving_data = gloo->recv(data, source, kData + number);
     gloo->send(answer, source, kAnswers + number)->wait();
-    if (!fits) refuse(sent[0], answer[0], tag);
+    if (!fits) refuse(offer[0], answer[0], tag);
     receiving_data->wait();
     return source;
   };

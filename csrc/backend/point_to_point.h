@@ -1,7 +1,7 @@
 // PointToPoint: send and receive over Gloo, after the two ranks have agreed on size and type.
 //
 // Gloo ends the process if a message is larger than the receiver's buffer, and fills only the front
-// of the buffer if it is smaller. So a sender first sends an envelope (size and type), the receiver
+// of the buffer if it is smaller. So a sender first sends an offer (size and type), the receiver
 // answers whether it expects that, and only then the data moves. A mismatch raises on both ends and
 // says what each has.
 //
