@@ -91,8 +91,7 @@ impl Group {
         config: GroupConfig,
         log_context: Arc<GroupContext>,
     ) -> Result<Group> {
-        let start = Instant::now();
-        let deadline = start + config.timeout;
+        let deadline = Instant::now() + config.timeout;
         let interrupt = Interrupt::new()
             .map(Arc::new)
             .map_err(|error| Error::Connect(format!("no event descriptor: {error}")))?;
@@ -110,8 +109,6 @@ impl Group {
             assemble(connector, fd_listener, &config.directory)
                 .map_err(|error| unreachable_ranks(&error, &config))?;
         let topology = fabric.topology().clone();
-        let (size, hosts) = (config.labels.len(), topology.hosts());
-        log::info!("joined {size} ranks on {hosts} hosts in {:.1?}", start.elapsed());
         // Nothing crosses hosts where there is only one, so nothing is compressed.
         let compression = config.compression.filter(|_| topology.hosts() > 1);
         let compresses = compression.is_some();

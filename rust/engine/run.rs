@@ -11,7 +11,7 @@ use crate::collective::info::CollectiveInfo;
 use crate::collective::plan::{Plan, tensors_in_arenas};
 use crate::collective::span::Memory;
 use crate::error::{Error, Result};
-use crate::gradients::{Completed, Failed, Placement, Tensor};
+use crate::gradients::{Completed, Failed, Placement, Progress, Tensor};
 use crate::observe::counters;
 use crate::observe::gradient_counters::Stage;
 use crate::transport::interrupt::Interrupt;
@@ -93,8 +93,8 @@ impl<'a> Run<'a> {
     /// Exchanges and completes all gradients that are held or under way.
     pub fn flush(&mut self) -> Result<()> {
         let GroupCore { fabric, gradients, .. } = &mut *self.core;
-        let outcome = gradients.flush(fabric);
-        self.finish_gradients(outcome)
+        let progress = gradients.flush(fabric);
+        self.finish_gradients(progress)
     }
 
     /// Everything that can fail on one rank alone, before the others are told that it takes part.
@@ -227,26 +227,25 @@ impl<'a> Run<'a> {
         ticket: GradientTicket,
     ) -> Result<()> {
         let GroupCore { fabric, gradients, .. } = &mut *self.core;
-        let outcome = gradients.exchange(fabric, bucket, tensor, ticket);
+        let progress = gradients.exchange(fabric, bucket, tensor, ticket);
         if let Some(started) = gradients.take_compression_started() {
             self.shared.announce(started);
         }
-        self.finish_gradients(outcome)
+        self.finish_gradients(progress)
     }
 
-    /// Puts the results of gradients where they belong.
-    fn finish_gradients(
-        &mut self,
-        outcome: std::result::Result<Vec<Completed<GradientTicket>>, Failed>,
-    ) -> Result<()> {
-        let completed = outcome.map_err(|Failed { info, failure }| {
-            self.shared.explain(blame(&mut self.core.fabric, failure), &info)
-        })?;
-        for Completed { info, ticket } in completed {
+    /// Puts the results of gradients where they belong; fails if their exchange did.
+    fn finish_gradients(&mut self, progress: Progress<GradientTicket>) -> Result<()> {
+        for Completed { info, ticket } in progress.completed {
             let outcome = ticket.operation.finish();
             self.finish(&info, ticket.operation, ticket.is_gradient, outcome);
         }
-        Ok(())
+        match progress.failed {
+            Some(Failed { info, failure }) => {
+                Err(self.shared.explain(blame(&mut self.core.fabric, failure), &info))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Has the inner backend carry out a collective that the ranks have agreed on.

@@ -6,7 +6,7 @@ use super::courier::Courier;
 use super::devices::Devices;
 use super::exchanger::Exchanger;
 use super::fused_bucket::Tensor;
-use super::fusion::{Completed, Failed, Fusion};
+use super::fusion::{Fusion, Progress};
 use crate::codec::Momentum;
 use crate::collective::agreement::AgreedBucket;
 use crate::collective::fabric::Fabric;
@@ -48,19 +48,19 @@ impl<T> Gradients<T> {
     }
 
     /// Takes a bucket that the ranks have agreed on, and exchanges it now or together with others.
-    /// Returns all that are complete now; this one may be complete only after a later call.
+    /// This one may be complete only after a later call.
     pub fn exchange(
         &mut self,
         fabric: &mut Fabric,
         bucket: AgreedBucket,
         tensor: Tensor,
         ticket: T,
-    ) -> Result<Vec<Completed<T>>, Failed> {
+    ) -> Progress<T> {
         self.fusion.exchange(&mut self.exchanger, fabric, bucket, tensor, ticket)
     }
 
     /// Exchanges and completes all buckets that were taken and are not complete.
-    pub fn flush(&mut self, fabric: &mut Fabric) -> Result<Vec<Completed<T>>, Failed> {
+    pub fn flush(&mut self, fabric: &mut Fabric) -> Progress<T> {
         self.fusion.flush(&mut self.exchanger, fabric)
     }
 

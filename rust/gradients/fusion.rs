@@ -23,6 +23,14 @@ pub struct Completed<T> {
     pub ticket: T,
 }
 
+/// What came of a call: the collectives that are complete now, and why it failed if it did. Those that
+/// were complete before the failure count: their results are in place.
+#[must_use]
+pub struct Progress<T> {
+    pub completed: Vec<Completed<T>>,
+    pub failed: Option<Failed>,
+}
+
 /// Why an exchange of gradients failed, and the first of the collectives that it was for.
 pub struct Failed {
     pub info: Arc<CollectiveInfo>,
@@ -72,19 +80,26 @@ pub struct Fusion<T> {
     held: Batch<T>,
     /// The exchange that was dispatched.
     under_way: Option<Batch<T>>,
+    /// Complete, and not yet returned to the caller.
+    completed: Vec<Completed<T>>,
     has_compressed: bool,
     started: Option<CompressionStarted>,
 }
 
 impl<T> Default for Fusion<T> {
     fn default() -> Self {
-        Fusion { held: Batch::new(), under_way: None, has_compressed: false, started: None }
+        Fusion {
+            held: Batch::new(),
+            under_way: None,
+            completed: Vec::new(),
+            has_compressed: false,
+            started: None,
+        }
     }
 }
 
 impl<T> Fusion<T> {
     /// Takes a bucket that the ranks have agreed on, and exchanges it now or together with others.
-    /// Returns all that are complete now.
     pub fn exchange(
         &mut self,
         exchanger: &mut Exchanger,
@@ -92,21 +107,47 @@ impl<T> Fusion<T> {
         bucket: AgreedBucket,
         tensor: Tensor,
         ticket: T,
-    ) -> Result<Vec<Completed<T>>, Failed> {
+    ) -> Progress<T> {
+        let outcome = self.take(exchanger, fabric, bucket, tensor, ticket);
+        self.progress(outcome)
+    }
+
+    /// Exchanges and completes everything.
+    pub fn flush(&mut self, exchanger: &mut Exchanger, fabric: &mut Fabric) -> Progress<T> {
+        let outcome = self.complete_all(exchanger, fabric);
+        self.progress(outcome)
+    }
+
+    /// What the user should be told once, when the first bucket was compressed.
+    pub fn take_compression_started(&mut self) -> Option<CompressionStarted> {
+        self.started.take()
+    }
+
+    fn progress(&mut self, outcome: Result<(), Failed>) -> Progress<T> {
+        Progress { completed: std::mem::take(&mut self.completed), failed: outcome.err() }
+    }
+
+    fn take(
+        &mut self,
+        exchanger: &mut Exchanger,
+        fabric: &mut Fabric,
+        bucket: AgreedBucket,
+        tensor: Tensor,
+        ticket: T,
+    ) -> Result<(), Failed> {
         let info = tensor.info.clone();
         let failed = |failure| Failed { info: info.clone(), failure };
         let deadline = Instant::now() + info.call.timeout;
         let Treatment::Compressed { density } = exchanger.treatment_of(&bucket, tensor.element)
         else {
-            let mut completed = self.flush(exchanger, fabric)?;
+            self.complete_all(exchanger, fabric)?;
             exchanger.exchange_exactly(fabric, &bucket, &tensor, deadline).map_err(failed)?;
-            completed.push(Completed { info, ticket });
-            return Ok(completed);
+            self.completed.push(Completed { info, ticket });
+            return Ok(());
         };
-        let mut completed = match bucket.on_all_ranks && self.held.can_take(tensor.device_slot()) {
-            true => Vec::new(),
-            false => self.flush(exchanger, fabric)?,
-        };
+        if !bucket.on_all_ranks || !self.held.can_take(tensor.device_slot()) {
+            self.complete_all(exchanger, fabric)?;
+        }
         let element = tensor.element;
         let fused = exchanger.begin(fabric, bucket, density, tensor, deadline).map_err(failed)?;
         if !self.has_compressed {
@@ -116,70 +157,68 @@ impl<T> Fusion<T> {
         self.held.push(fused, ticket);
         if !bucket.on_all_ranks {
             // A rank that is not in this backward pass does not know when it ends.
-            completed.extend(self.flush(exchanger, fabric)?);
+            self.complete_all(exchanger, fabric)
         } else if self.held.bytes() >= exchanger.config().map_or(0, |config| config.fusion_bytes) {
-            completed.extend(self.close(exchanger, fabric, deadline)?);
+            self.close(exchanger, fabric, deadline)
+        } else {
+            Ok(())
         }
-        Ok(completed)
     }
 
-    /// Exchanges and completes everything.
-    pub fn flush(
+    fn complete_all(
         &mut self,
         exchanger: &mut Exchanger,
         fabric: &mut Fabric,
-    ) -> Result<Vec<Completed<T>>, Failed> {
+    ) -> Result<(), Failed> {
         let oldest = self.under_way.as_ref().unwrap_or(&self.held);
-        let Some(info) = oldest.first() else { return Ok(Vec::new()) };
+        let Some(info) = oldest.first() else { return Ok(()) };
         let deadline = Instant::now() + info.call.timeout;
-        let mut completed = self.close(exchanger, fabric, deadline)?;
-        if let Some(last) = self.under_way.take() {
-            completed.extend(deliver(exchanger, fabric, last, deadline)?);
+        self.close(exchanger, fabric, deadline)?;
+        match self.under_way.take() {
+            Some(last) => self.deliver(exchanger, fabric, last, deadline),
+            None => Ok(()),
         }
-        Ok(completed)
     }
 
-    /// What the user should be told once, when the first bucket was compressed.
-    pub fn take_compression_started(&mut self) -> Option<CompressionStarted> {
-        self.started.take()
-    }
-
-    /// Exchanges the held buckets as one. Returns those that are complete now: the buckets of the exchange
-    /// before, and these too if the host has nothing more to do for them.
+    /// Exchanges the held buckets as one. This completes the exchange before, and these buckets too if the
+    /// host has nothing more to do for them.
     fn close(
         &mut self,
         exchanger: &mut Exchanger,
         fabric: &mut Fabric,
         deadline: Instant,
-    ) -> Result<Vec<Completed<T>>, Failed> {
+    ) -> Result<(), Failed> {
         let mut batch = std::mem::replace(&mut self.held, Batch::new());
-        let Some(info) = batch.first().cloned() else { return Ok(Vec::new()) };
+        let Some(info) = batch.first().cloned() else { return Ok(()) };
         let is_done = exchanger
             .dispatch(fabric, &mut batch.buckets, deadline)
             .map_err(|failure| Failed { info, failure })?;
-        let mut completed = match self.under_way.replace(batch) {
-            Some(before) => deliver(exchanger, fabric, before, deadline)?.collect(),
-            None => Vec::new(),
-        };
-        if let Some(batch) = self.under_way.take_if(|_| is_done) {
-            completed.extend(deliver(exchanger, fabric, batch, deadline)?);
+        if let Some(before) = self.under_way.replace(batch) {
+            self.deliver(exchanger, fabric, before, deadline)?;
         }
-        Ok(completed)
+        match self.under_way.take_if(|_| is_done) {
+            Some(batch) => self.deliver(exchanger, fabric, batch, deadline),
+            None => Ok(()),
+        }
     }
-}
 
-/// Completes the oldest exchange under way.
-fn deliver<T>(
-    exchanger: &mut Exchanger,
-    fabric: &mut Fabric,
-    mut batch: Batch<T>,
-    deadline: Instant,
-) -> Result<impl Iterator<Item = Completed<T>> + use<T>, Failed> {
-    match exchanger.deliver(fabric, &mut batch.buckets, deadline) {
-        Ok(()) => Ok(batch.completed()),
-        Err(failure) => {
-            let info = batch.buckets[0].tensor.info.clone();
-            Err(Failed { info, failure })
+    /// Completes the oldest exchange under way.
+    fn deliver(
+        &mut self,
+        exchanger: &mut Exchanger,
+        fabric: &mut Fabric,
+        mut batch: Batch<T>,
+        deadline: Instant,
+    ) -> Result<(), Failed> {
+        match exchanger.deliver(fabric, &mut batch.buckets, deadline) {
+            Ok(()) => {
+                self.completed.extend(batch.completed());
+                Ok(())
+            }
+            Err(failure) => {
+                let info = batch.buckets[0].tensor.info.clone();
+                Err(Failed { info, failure })
+            }
         }
     }
 }

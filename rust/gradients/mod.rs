@@ -52,6 +52,6 @@ pub use courier::Courier;
 pub use devices::{DeviceTicket, Devices, Obstacle};
 pub use failure::ExchangeFailure;
 pub use fused_bucket::{Placement, Tensor};
-pub use fusion::{Completed, Failed};
+pub use fusion::{Completed, Failed, Progress};
 #[cfg(test)]
 pub use parcel::FULL_ELEMENTS;
