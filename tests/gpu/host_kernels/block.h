@@ -1,11 +1,11 @@
-// A block of threads of a GPU on one thread of the host: each has a stack of its own, and they take
-// turns where they wait for each other.
+// Runs a GPU thread block on one host thread: each GPU thread is a fiber with its own stack, and
+// they switch where they wait for each other.
 //
-// In which order they run between two barriers must make no difference. So each warp runs as far
-// ahead of the others as barriers let it, and every other block starts with the last warp: a
-// missing barrier changes the outcome of one or the other. What cannot be right on a GPU (a barrier
-// that some threads do not come to, a warp of which not all lanes take part) ends the process with
-// a message.
+// The result must not depend on the order in which they run between two barriers. So each warp runs
+// as far ahead as barriers allow, and every second block starts with its last warp: with a barrier
+// missing, one of the two orders gives a wrong result. A kernel that would be invalid on a GPU (a
+// barrier that not all threads reach, a warp operation without all lanes) ends the process with a
+// message.
 #ifndef GFLOW_TESTS_HOST_KERNELS_BLOCK_H
 #define GFLOW_TESTS_HOST_KERNELS_BLOCK_H
 
@@ -21,7 +21,7 @@ struct Shape {
   unsigned x, y, z;
 };
 
-// A place to go on from.
+// A saved point of execution.
 #if defined(__x86_64__)
 using Context = void*;
 #else
@@ -33,10 +33,10 @@ class Block {
   static constexpr unsigned MAX_THREADS = 1024;
   static constexpr unsigned WARP = 32;
 
-  // The block that runs on this thread of the host.
-  static Block& of_this_thread();
+  // The block that is running on this host thread.
+  static Block& current();
 
-  // Runs `kernel` for every block of a grid, one after the other.
+  // Runs `kernel` for every block of a grid in turn.
   void run(const Shape& grid, const Shape& block, const std::function<void()>& kernel);
 
   const Shape& thread_index() const { return thread_index_; }
@@ -44,13 +44,13 @@ class Block {
   const Shape& block_shape() const { return block_shape_; }
   const Shape& grid_shape() const { return grid_shape_; }
 
-  // Waits for all threads of the block; whether any of them said yes.
+  // Barrier for all threads of the block; returns whether any of them passed true.
   bool wait_for_all(bool mine);
 
-  // One bit for each lane of this thread's warp.
+  // Returns one bit per lane of this thread's warp.
   unsigned ballot(unsigned lanes, bool mine);
 
-  // What the lane so far above this one has, or this one's own if there is none.
+  // Returns the value of the lane `distance` above this one, or `mine` if there is no such lane.
   unsigned shuffle_down(unsigned lanes, unsigned mine, unsigned distance);
 
   ~Block();
@@ -58,13 +58,13 @@ class Block {
  private:
   Block() = default;
 
-  // Where some threads wait for each other. What they brought is kept until the next but one
-  // meeting, because none of them can be late by more than one.
-  struct Meeting {
+  // A point where some threads wait for each other. Each result is kept for one more round, because
+  // no thread can be more than one round behind.
+  struct Rendezvous {
     unsigned arrived = 0;
     unsigned number = 0;
-    unsigned brought[WARP] = {};
-    unsigned taken[2][WARP] = {};
+    unsigned values[WARP] = {};
+    unsigned results[2][WARP] = {};
   };
 
   // One thread of the block.
@@ -76,10 +76,10 @@ class Block {
   void run_block();
   bool run_warp(unsigned warp, bool backwards);
   void begin(unsigned thread);
-  void give_turn_to(unsigned thread);
-  void give_turn_back();
-  void wait_until_not(const Meeting& meeting, unsigned number);
-  const unsigned* meet_in_warp(unsigned lanes, unsigned mine);
+  void resume(unsigned thread);
+  void suspend();
+  void wait_while(const Rendezvous& rendezvous, unsigned number);
+  const unsigned* exchange_in_warp(unsigned lanes, unsigned mine);
   static void start();
 
   Shape thread_index_{}, block_index_{}, block_shape_{}, grid_shape_{};
@@ -87,9 +87,9 @@ class Block {
   unsigned threads_ = 0;
   unsigned current_ = 0;
   unsigned launches_ = 0;
-  unsigned changes_ = 0;  // Meetings that took place and threads that ended.
-  Meeting of_block_;
-  Meeting of_warps_[MAX_THREADS / WARP];
+  unsigned progress_ = 0;  // Counts completed rendezvous and finished threads.
+  Rendezvous block_rendezvous_;
+  Rendezvous warp_rendezvous_[MAX_THREADS / WARP];
   Fiber fibers_[MAX_THREADS];
   Context scheduler_{};
   char* stacks_ = nullptr;

@@ -1,7 +1,8 @@
-// So much of CUDA C++ as rust/cuda/kernels/kernels.cu uses, for a compiler of the host. What the
-// threads of a block do together is in block.h; here are the words of the language and the numbers.
+// The subset of CUDA C++ that rust/cuda/kernels/kernels.cu uses, for a host compiler. Barriers and
+// warp operations are in block.h; keywords, built-in variables and number conversions are here.
 //
-// Nothing here may be more lenient than a GPU: a quad at a wrong address faults, as it does there.
+// Nothing here may be more lenient than a GPU. For example, a misaligned float4 access faults, as
+// it does there.
 #ifndef GFLOW_TESTS_HOST_KERNELS_CUDA_H
 #define GFLOW_TESTS_HOST_KERNELS_CUDA_H
 
@@ -14,14 +15,14 @@
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(THREADS)
-// One block at a time runs on a thread of the host, so what its threads share is that thread's own.
-// In a function this is static as well.
+// A host thread runs one block at a time, so shared memory can be thread-local. Inside a function,
+// thread_local implies static.
 #define __shared__ thread_local
 
-#define threadIdx (gflow_host::Block::of_this_thread().thread_index())
-#define blockIdx (gflow_host::Block::of_this_thread().block_index())
-#define blockDim (gflow_host::Block::of_this_thread().block_shape())
-#define gridDim (gflow_host::Block::of_this_thread().grid_shape())
+#define threadIdx (gflow_host::Block::current().thread_index())
+#define blockIdx (gflow_host::Block::current().block_index())
+#define blockDim (gflow_host::Block::current().block_shape())
+#define gridDim (gflow_host::Block::current().grid_shape())
 
 struct alignas(16) float4 {
   float x, y, z, w;
@@ -38,32 +39,32 @@ inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits);
 inline unsigned __float_as_uint(float number) { return std::bit_cast<unsigned>(number); }
 inline int __popc(unsigned bits) { return std::popcount(bits); }
 
-inline void __syncthreads() { gflow_host::Block::of_this_thread().wait_for_all(false); }
+inline void __syncthreads() { gflow_host::Block::current().wait_for_all(false); }
 inline int __syncthreads_or(int mine) {
-  return gflow_host::Block::of_this_thread().wait_for_all(mine != 0);
+  return gflow_host::Block::current().wait_for_all(mine != 0);
 }
 
 inline unsigned __ballot_sync(unsigned lanes, int mine) {
-  return gflow_host::Block::of_this_thread().ballot(lanes, mine != 0);
+  return gflow_host::Block::current().ballot(lanes, mine != 0);
 }
 
 inline unsigned __shfl_down_sync(unsigned lanes, unsigned mine, unsigned distance) {
-  return gflow_host::Block::of_this_thread().shuffle_down(lanes, mine, distance);
+  return gflow_host::Block::current().shuffle_down(lanes, mine, distance);
 }
 
 inline float __shfl_down_sync(unsigned lanes, float mine, unsigned distance) {
   return __uint_as_float(__shfl_down_sync(lanes, __float_as_uint(mine), distance));
 }
 
-// The threads of a block take turns, and none is interrupted here.
+// Needs no atomic instruction: the threads of a block take turns and don't switch in here.
 inline unsigned atomicAdd(unsigned* counter, unsigned more) {
   const unsigned before = *counter;
   *counter += more;
   return before;
 }
 
-// The two conversions that are instructions of the GPU, with integers only. Rounding is to nearest,
-// ties to even; a NaN stays one.
+// The two conversions that are single instructions on a GPU, in integer arithmetic. They round to
+// nearest, ties to even; NaN stays NaN.
 inline unsigned short float_to_half(float number) {
   const unsigned bits = __float_as_uint(number);
   const unsigned sign = bits >> 16 & 0x8000u;
@@ -72,9 +73,10 @@ inline unsigned short float_to_half(float number) {
   if (magnitude > 0x7f800000u) {
     half = 0x7e00u;
   } else if (magnitude >= 0x477ff000u) {
-    half = 0x7c00u;  // From 65520 on it is nearer to what would follow the largest.
+    half = 0x7c00u;  // From 65520 on, values round to infinity.
   } else {
-    // Below 2^-14 the last place stays where it is, and the mantissa moves instead.
+    // Below 2^-14 the result is subnormal: its exponent is fixed, so the mantissa is shifted
+    // instead.
     const int exponent = static_cast<int>(magnitude >> 23) - 127;
     const bool subnormal = exponent < -14;
     const unsigned mantissa = magnitude >> 23 ? (magnitude & 0x7fffffu) | 0x800000u : 0;
@@ -84,7 +86,7 @@ inline unsigned short float_to_half(float number) {
     const unsigned long long rest = lost < 40 ? wide - (kept << lost) : 0;
     const unsigned long long tie = lost < 40 ? 1ull << (lost - 1) : 1;
     const unsigned rounded = kept + (rest > tie || (rest == tie && (kept & 1)));
-    // A carry out of the mantissa goes into the exponent, which is where it belongs.
+    // A carry out of the mantissa correctly increments the exponent.
     half = subnormal ? rounded : ((exponent + 14) << 10) + rounded;
   }
   return static_cast<unsigned short>(sign | half);

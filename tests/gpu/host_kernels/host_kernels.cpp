@@ -1,5 +1,5 @@
-// The kernels for the host; see host_kernels.h. All of it is this one translation unit, so that
-// whoever needs it only has to compile one file.
+// The kernels for the host; see host_kernels.h. All of it is in this translation unit, so users
+// compile a single file.
 #include "host_kernels.h"
 
 #include <sys/mman.h>
@@ -13,7 +13,7 @@
 #include <type_traits>
 #include <utility>
 
-// In this order: the second is written in the words that the first has.
+// Keep this order: the second header uses definitions of the first.
 // clang-format off
 #include "cuda.h"
 #include "../../../rust/cuda/kernels/kernels.cu"
@@ -24,19 +24,19 @@ namespace {
 
 constexpr std::size_t STACK_BYTES = 64 << 10;
 
-[[noreturn]] void give_up(const char* why) {
+[[noreturn]] void fatal(const char* why) {
   std::fprintf(stderr, "gflow: a kernel that no GPU would run: %s\n", why);
   std::abort();
 }
 
 }  // namespace
 
-// --- turns ---------------------------------------------------------------------------------------
+// --- fibers --------------------------------------------------------------------------------------
 
 #if defined(__x86_64__)
-// Leaves the registers that a function must keep on the stack, remembers where that is, and takes
-// those of the other context. (swapcontext asks the kernel for the signal mask each time, which
-// takes fifty times as long.)
+// Saves the callee-saved registers on the current stack, stores its stack pointer, and restores
+// those of the other context. (swapcontext makes a system call for the signal mask each time, which
+// is fifty times slower.)
 asm(R"(
 .text
 .p2align 4
@@ -62,8 +62,9 @@ gflow_host_switch:
 extern "C" void gflow_host_switch(void** from, void* to);
 
 void Block::begin(unsigned thread) {
-  // The stack as `gflow_host_switch` leaves it: six registers and where to go. A function begins
-  // with a return address on the stack, of which there is none here.
+  // Lays out the stack as `gflow_host_switch` leaves it: six registers and the address to jump to.
+  // Above that goes the return address that a function expects; it is null because `start` never
+  // returns.
   auto** top = reinterpret_cast<void**>(stacks_ + (thread + 1) * STACK_BYTES);
   *--top = nullptr;
   *--top = reinterpret_cast<void*>(&Block::start);
@@ -73,14 +74,14 @@ void Block::begin(unsigned thread) {
   fibers_[thread] = {top, false};
 }
 
-void Block::give_turn_to(unsigned thread) {
+void Block::resume(unsigned thread) {
   current_ = thread;
   thread_index_ = {thread % block_shape_.x, thread / block_shape_.x % block_shape_.y,
                    thread / block_shape_.x / block_shape_.y};
   gflow_host_switch(&scheduler_, fibers_[thread].context);
 }
 
-void Block::give_turn_back() { gflow_host_switch(&fibers_[current_].context, scheduler_); }
+void Block::suspend() { gflow_host_switch(&fibers_[current_].context, scheduler_); }
 #else
 void Block::begin(unsigned thread) {
   Fiber& fiber = fibers_[thread];
@@ -92,27 +93,27 @@ void Block::begin(unsigned thread) {
   makecontext(&fiber.context, &Block::start, 0);
 }
 
-void Block::give_turn_to(unsigned thread) {
+void Block::resume(unsigned thread) {
   current_ = thread;
   thread_index_ = {thread % block_shape_.x, thread / block_shape_.x % block_shape_.y,
                    thread / block_shape_.x / block_shape_.y};
   swapcontext(&scheduler_, &fibers_[thread].context);
 }
 
-void Block::give_turn_back() { swapcontext(&fibers_[current_].context, &scheduler_); }
+void Block::suspend() { swapcontext(&fibers_[current_].context, &scheduler_); }
 #endif
 
-// What a thread of the block does, on its own stack, from which there is no way back.
+// The entry point of a fiber. Never returns.
 void Block::start() {
-  Block& block = of_this_thread();
+  Block& block = current();
   (*block.kernel_)();
   block.fibers_[block.current_].is_done = true;
-  ++block.changes_;
-  block.give_turn_back();
-  give_up("a thread that had ended went on");
+  ++block.progress_;
+  block.suspend();
+  fatal("a thread that had ended went on");
 }
 
-Block& Block::of_this_thread() {
+Block& Block::current() {
   static thread_local Block block;
   return block;
 }
@@ -128,7 +129,7 @@ void Block::run(const Shape& grid, const Shape& block, const std::function<void(
     void* memory = mmap(nullptr, MAX_THREADS * STACK_BYTES, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {
-      give_up("there is no memory for its stacks");
+      fatal("there is no memory for its stacks");
     }
     stacks_ = static_cast<char*>(memory);
   }
@@ -148,95 +149,96 @@ void Block::run(const Shape& grid, const Shape& block, const std::function<void(
 }
 
 void Block::run_block() {
-  of_block_ = {};
-  for (Meeting& meeting : of_warps_) {
-    meeting = {};
+  block_rendezvous_ = {};
+  for (Rendezvous& rendezvous : warp_rendezvous_) {
+    rendezvous = {};
   }
   for (unsigned thread = 0; thread < threads_; ++thread) {
     begin(thread);
   }
-  // Every other launch starts from the other end as well.
+  // The direction alternates between launches as well.
   const bool backwards = (block_index_.x + block_index_.y + block_index_.z + launches_) % 2;
   const unsigned warps = (threads_ + WARP - 1) / WARP;
   for (bool all_done = false; !all_done;) {
-    const unsigned changes = changes_;
+    const unsigned progress = progress_;
     all_done = true;
     for (unsigned turn = 0; turn < warps; ++turn) {
       all_done &= run_warp(backwards ? warps - 1 - turn : turn, backwards);
     }
-    if (!all_done && changes == changes_) {
-      give_up("some of its threads wait at a barrier that the others never come to");
+    if (!all_done && progress == progress_) {
+      fatal("some of its threads wait at a barrier that the others never come to");
     }
   }
-  if (of_block_.arrived) {
-    give_up("a thread ended while others waited for it");
+  if (block_rendezvous_.arrived) {
+    fatal("a thread ended while others waited for it");
   }
 }
 
-// Lets a warp go on until all of it waits for other warps, and says if it has ended.
+// Runs a warp until all its threads are finished or wait for other warps; returns whether it has
+// finished.
 bool Block::run_warp(unsigned warp, bool backwards) {
   const unsigned first = warp * WARP, count = std::min(WARP, threads_ - first);
-  unsigned changes, done;
+  unsigned progress, done;
   do {
-    changes = changes_;
+    progress = progress_;
     done = 0;
     for (unsigned turn = 0; turn < count; ++turn) {
       const unsigned thread = first + (backwards ? count - 1 - turn : turn);
       if (!fibers_[thread].is_done) {
-        give_turn_to(thread);
+        resume(thread);
       }
       done += fibers_[thread].is_done;
     }
-  } while (changes != changes_);
+  } while (progress != progress_);
   return done == count;
 }
 
-// --- meetings ------------------------------------------------------------------------------------
+// --- rendezvous ----------------------------------------------------------------------------------
 
-void Block::wait_until_not(const Meeting& meeting, unsigned number) {
+void Block::wait_while(const Rendezvous& rendezvous, unsigned number) {
   const unsigned self = current_;
-  while (meeting.number == number) {
-    give_turn_back();
+  while (rendezvous.number == number) {
+    suspend();
   }
   if (self != current_) {
-    give_up("a thread was given the turn of another");
+    fatal("a thread was given the turn of another");
   }
 }
 
 bool Block::wait_for_all(bool mine) {
-  const unsigned number = of_block_.number;
-  of_block_.brought[0] |= mine;
-  if (++of_block_.arrived == threads_) {
-    of_block_.taken[number % 2][0] = std::exchange(of_block_.brought[0], 0);
-    of_block_.arrived = 0;
-    ++of_block_.number;
-    ++changes_;
+  const unsigned number = block_rendezvous_.number;
+  block_rendezvous_.values[0] |= mine;
+  if (++block_rendezvous_.arrived == threads_) {
+    block_rendezvous_.results[number % 2][0] = std::exchange(block_rendezvous_.values[0], 0);
+    block_rendezvous_.arrived = 0;
+    ++block_rendezvous_.number;
+    ++progress_;
   } else {
-    wait_until_not(of_block_, number);
+    wait_while(block_rendezvous_, number);
   }
-  return of_block_.taken[number % 2][0];
+  return block_rendezvous_.results[number % 2][0];
 }
 
-const unsigned* Block::meet_in_warp(unsigned lanes, unsigned mine) {
+const unsigned* Block::exchange_in_warp(unsigned lanes, unsigned mine) {
   if (lanes != 0xffffffffu || threads_ % WARP != 0) {
-    give_up("not all lanes of a warp take part");
+    fatal("not all lanes of a warp take part");
   }
-  Meeting& warp = of_warps_[current_ / WARP];
+  Rendezvous& warp = warp_rendezvous_[current_ / WARP];
   const unsigned number = warp.number;
-  warp.brought[current_ % WARP] = mine;
+  warp.values[current_ % WARP] = mine;
   if (++warp.arrived == WARP) {
-    std::memcpy(warp.taken[number % 2], warp.brought, sizeof(warp.brought));
+    std::memcpy(warp.results[number % 2], warp.values, sizeof(warp.values));
     warp.arrived = 0;
     ++warp.number;
-    ++changes_;
+    ++progress_;
   } else {
-    wait_until_not(warp, number);
+    wait_while(warp, number);
   }
-  return warp.taken[number % 2];
+  return warp.results[number % 2];
 }
 
 unsigned Block::ballot(unsigned lanes, bool mine) {
-  const unsigned* all = meet_in_warp(lanes, mine);
+  const unsigned* all = exchange_in_warp(lanes, mine);
   unsigned bits = 0;
   for (unsigned lane = 0; lane < WARP; ++lane) {
     bits |= all[lane] << lane;
@@ -245,7 +247,7 @@ unsigned Block::ballot(unsigned lanes, bool mine) {
 }
 
 unsigned Block::shuffle_down(unsigned lanes, unsigned mine, unsigned distance) {
-  const unsigned* all = meet_in_warp(lanes, mine);
+  const unsigned* all = exchange_in_warp(lanes, mine);
   const unsigned from = current_ % WARP + distance;
   return from < WARP ? all[from] : mine;
 }
@@ -268,7 +270,7 @@ constexpr char letter() {
   }
 }
 
-// A kernel, and how it is called with arguments that are given by their addresses.
+// A kernel, and how to call it with arguments given by address.
 template <auto KERNEL>
 struct Caller;
 
@@ -338,8 +340,8 @@ int gflow_host_launch(const char* name, const unsigned grid[3], const unsigned b
         return 2;
       }
       const auto call = [i, arguments] { gflow_host::CALLS[i](arguments); };
-      gflow_host::Block::of_this_thread().run({grid[0], grid[1], grid[2]},
-                                              {block[0], block[1], block[2]}, call);
+      gflow_host::Block::current().run({grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]},
+                                       call);
       return 0;
     }
   }

@@ -1,5 +1,5 @@
-// What the stand-in offers beside the interfaces of CUDA and NCCL: hooks for tests, in plain C so
-// that Rust and Python can call them too. Nothing that ships may ever use them.
+// The stand-in's additions to the CUDA and NCCL interfaces: hooks for tests, in plain C so that
+// Rust and Python can call them too. Nothing that ships may use them.
 
 #pragma once
 
@@ -14,64 +14,65 @@ struct ncclComm;
 
 // --- libcuda.so.1 ---------------------------------------------------------------------------
 
-// How many pieces of work touched what another stream touched, with no event between them, since
-// the last clear; and the last of them in words ("" if none).
+// The number of accesses since the last clear that conflict with another stream's, with no event
+// between them; and a description of the last one ("" if none).
 int standin_races(void);
 const char* standin_last_race(void);
 
-// How many accesses went outside of live device memory, or had other bad manners.
+// The number of accesses outside live device memory, and of other invalid uses.
 int standin_faults(void);
 const char* standin_last_fault(void);
 
-// Sets both counts to zero, and forgives devices their faults.
+// Resets both counts, and clears the devices' faults.
 void standin_clear(void);
 
-// The next call of this function ("cuEventRecord", "ncclAllReduce") does nothing and returns this.
+// The next call of this function ("cuEventRecord", "ncclAllReduce") does nothing and returns
+// `code`.
 void standin_fail_next(const char* function, int code);
 
-// Before everything that a stream does it sleeps for a random time of up to so many microseconds.
+// Makes streams sleep for a random time of up to this long before each piece of work.
 void standin_delay_streams(int microseconds);
 
-// A frozen stream does nothing more, as if what it is at would never end.
+// A frozen stream makes no progress, as if its current work never ended.
 void standin_freeze_stream(struct CUstream_st* stream, int frozen);
 
-// Whether this stream says that it is being captured into a graph, in global mode: then threads
-// that are in that mode too may ask no event and take no memory.
+// Makes this stream report that it is being captured into a graph, in global mode. Threads in that
+// mode may then neither query events nor allocate memory.
 void standin_capture_stream(struct CUstream_st* stream, int capturing);
 
-// What is in device memory, for functions that run on a stream, and only there.
+// The memory behind a device address. Only for functions that run on a stream.
 void* standin_alias(unsigned long long address);
 
-// A piece of device memory that a function on a stream touches.
+// A range of device memory that a function on a stream touches.
 struct standin_range {
   unsigned long long address;
   size_t bytes;
   int writes;
 };
 
-// Queues function(argument), which is then as good as a kernel: it runs on the thread of the
-// stream and may touch these ranges. Returns a CUresult.
+// Queues function(argument) like a kernel: it runs on the stream's thread and may touch these
+// ranges. Returns a CUresult.
 int standin_run(struct CUstream_st* stream, const char* name, void (*function)(void*),
                 void* argument, const struct standin_range* ranges, int count);
 
-// How many things have been queued on streams since the process started.
+// The number of items queued on streams since the process started.
 unsigned long long standin_queued(void);
 
-// How often a thread of the host has waited for a device (synchronise, or a blocking copy).
+// How often a host thread has waited for a device (a synchronize call or a blocking copy).
 unsigned long long standin_host_waits(void);
 
 // --- libnccl.so.2 ---------------------------------------------------------------------------
 
-// What ncclCommGetAsyncError says from now on.
+// Sets the result of ncclCommGetAsyncError.
 void standin_nccl_set_async_error(struct ncclComm* communicator, int code);
 
-// How long calls of communicators that do not wait take at least; NCCL does them on another thread.
+// The minimum delay of calls on non-blocking communicators; NCCL runs them on another thread.
 void standin_nccl_delay_calls(int microseconds);
 
-// How many communicators were aborted so far.
+// The number of communicators aborted so far.
 int standin_nccl_aborted(void);
 
-// Sums of up to so many bytes are made in the order of ranks, larger ones in that of the ring.
+// Sums of up to this many bytes are made in rank order, larger ones in ring order.
 void standin_nccl_set_small(size_t bytes);
 
 #ifdef __cplusplus

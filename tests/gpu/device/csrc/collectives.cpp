@@ -151,8 +151,8 @@ ncclComm_t Collectives::communicator(at::Device device) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto& made = communicators_[device.index()];
   if (made != nullptr) return made;
-  InContext context(device.index());
-  // The n-th device of this rank meets the n-th of the others.
+  ContextGuard context(device.index());
+  // The n-th device of each rank joins the same communicator.
   const auto key = c10::str("communicator ", communicators_.size());
   ncclUniqueId id;
   if (rank_ == 0) {
@@ -187,11 +187,11 @@ Collectives::WorkPtr Collectives::run(c10d::OpType kind, const Tensors& touched,
   }
   for (const auto& tensor : touched) record_stream(tensor.storage().data_ptr(), stream);
   const c10::StreamGuard on_stream(stream);
-  InContext context(device.index());
-  // So that copies that a call needs go there too, in order.
+  ContextGuard context(device.index());
+  // The stream is current, so copies that `call` makes go there too, in order.
   call(comm, raw(stream));
   if (is_coalescing_) {
-    // It is on the stream when all of them are.
+    // The batch is complete once its last call is on the stream.
     coalesced_on_ = stream;
     return nullptr;
   }
@@ -320,7 +320,7 @@ void Collectives::abort() {
 void Collectives::shutdown() {
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& [device, communicator] : std::exchange(communicators_, {})) {
-    // Waits for the peers, which may not be done; a peer that is gone is not waited for.
+    // Waits for peers that are still busy; a peer that is gone is not waited for.
     auto leaving = std::async(std::launch::async, nccl_->destroy, communicator);
     if (leaving.wait_for(kGoodbye) != std::future_status::ready) nccl_->abort(communicator);
   }

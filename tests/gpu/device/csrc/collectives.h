@@ -1,5 +1,5 @@
-// A backend of torch.distributed for the device, over the stand-in of NCCL: what the NCCL backend
-// of torch is on a GPU. It waits for nothing but its own events, like that one.
+// A torch.distributed backend for the device, on top of the stand-in for NCCL; the counterpart of
+// torch's NCCL backend on a GPU. Like that one, it waits for nothing but its own events.
 #pragma once
 
 #include <nccl.h>
@@ -17,7 +17,7 @@ class Collectives : public c10d::Backend {
   using TensorLists = std::vector<Tensors>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  // `library` is the file of the stand-in: another NCCL may be loaded under that name.
+  // `library` is the path of the stand-in: another NCCL may already be loaded under that name.
   Collectives(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
               const std::string& library);
   ~Collectives() override;
@@ -47,7 +47,7 @@ class Collectives : public c10d::Backend {
 
   ncclComm_t communicator(at::Device device);
 
-  // Runs `call` on a stream of its own, or on the caller's if the caller waits anyway.
+  // Runs `call` on the backend's own stream, or on the caller's stream if the call is synchronous.
   template <typename Call>
   WorkPtr run(c10d::OpType kind, const Tensors& touched, TensorLists results, bool is_async,
               Call call);
@@ -57,7 +57,7 @@ class Collectives : public c10d::Backend {
   std::mutex mutex_;
   std::map<c10::DeviceIndex, ncclComm_t> communicators_;
   std::map<c10::DeviceIndex, c10::Stream> streams_;
-  // Between startCoalescing and endCoalescing: where the calls go, once there was one.
+  // The stream of the calls since startCoalescing; empty until there is one.
   bool is_coalescing_ = false;
   std::optional<c10::Stream> coalesced_on_;
 };

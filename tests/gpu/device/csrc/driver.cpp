@@ -35,12 +35,12 @@ c10::DeviceIndex device_count() noexcept {
   return static_cast<c10::DeviceIndex>(count);
 }
 
-InContext::InContext(c10::DeviceIndex device) {
+ContextGuard::ContextGuard(c10::DeviceIndex device) {
   CHECK_DRIVER(cuCtxGetCurrent(&before_));
   enter_context(device);
 }
 
-InContext::~InContext() { cuCtxSetCurrent(before_); }
+ContextGuard::~ContextGuard() { cuCtxSetCurrent(before_); }
 
 void enter_context(c10::DeviceIndex device) { CHECK_DRIVER(cuCtxSetCurrent(context_of(device))); }
 

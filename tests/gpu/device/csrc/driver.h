@@ -1,4 +1,4 @@
-// The driver as this torch device uses it: errors as exceptions, and contexts by device.
+// Driver calls for the torch device: errors become exceptions, contexts are looked up by device.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -9,24 +9,24 @@ namespace standin_device {
 
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 
-// Throws what the driver says was wrong.
+// Throws with the driver's description of the error.
 void check(CUresult result, const char* what);
 
 c10::DeviceIndex device_count() noexcept;
 
-// Makes the context of a device current, for a scope.
-class InContext {
+// Makes the context of a device current for a scope.
+class ContextGuard {
  public:
-  explicit InContext(c10::DeviceIndex device);
-  ~InContext();
-  InContext(const InContext&) = delete;
-  InContext& operator=(const InContext&) = delete;
+  explicit ContextGuard(c10::DeviceIndex device);
+  ~ContextGuard();
+  ContextGuard(const ContextGuard&) = delete;
+  ContextGuard& operator=(const ContextGuard&) = delete;
 
  private:
   CUcontext before_ = nullptr;
 };
 
-// Makes the context of a device current, for good.
+// Makes the context of a device current permanently.
 void enter_context(c10::DeviceIndex device);
 
 }  // namespace standin_device

@@ -1,4 +1,4 @@
-// What torch asks of every kind of device: its devices, streams and events.
+// The hooks every torch device must implement: devices, streams and events.
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -25,7 +25,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     try {
       set_device(device.index());
     } catch (const std::exception&) {
-      // Nobody can be told from here.
+      // A noexcept function can't report this.
     }
   }
   c10::DeviceIndex deviceCount() const noexcept override { return device_count(); }
@@ -45,7 +45,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream exchangeStream(c10::Stream stream) const override { return set_stream(stream); }
   void* getStreamNativeHandle(const c10::Stream stream) const override { return raw(stream); }
   bool queryStream(const c10::Stream& stream) const override {
-    InContext context(stream.device_index());
+    ContextGuard context(stream.device_index());
     const auto result = cuStreamQuery(raw(stream));
     if (result == CUDA_ERROR_NOT_READY) return false;
     CHECK_DRIVER(result);
@@ -53,19 +53,19 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeStream(const c10::Stream& stream) const override { synchronize(stream); }
   bool isStreamCapturing(const c10::Stream& stream) const override {
-    InContext context(stream.device_index());
+    ContextGuard context(stream.device_index());
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CHECK_DRIVER(cuStreamIsCapturing(raw(stream), &status));
     return status != CU_STREAM_CAPTURE_STATUS_NONE;
   }
   void synchronizeDevice(const c10::DeviceIndex device) const override {
-    InContext context(device);
+    ContextGuard context(device);
     CHECK_DRIVER(cuCtxSynchronize());
   }
 
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex,
               const c10::EventFlag flag) const override {
-    InContext context(stream.device_index());
+    ContextGuard context(stream.device_index());
     if (*event == nullptr) {
       CUevent made = nullptr;
       const bool times = flag == c10::EventFlag::BACKEND_DEFAULT;
@@ -76,7 +76,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (event == nullptr) return;
-    InContext context(stream.device_index());
+    ContextGuard context(stream.device_index());
     CHECK_DRIVER(cuStreamWaitEvent(raw(stream), as_event(event), 0));
   }
   bool queryEvent(void* event) const override {
@@ -109,7 +109,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return device_count() > 0; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  // The stand-in copies to and from all memory of the host alike.
+  // The stand-in treats all host memory as pinned.
   c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
   bool isPinnedPtr(const void*) const override { return true; }
   c10::DeviceIndex deviceCount() const override { return device_count(); }

@@ -17,9 +17,9 @@ struct Block {
   CUdeviceptr address = 0;
   size_t bytes = 0;
   c10::Stream home;
-  // Other streams that have used it.
+  // Other streams that have used the block.
   std::vector<c10::Stream> others;
-  // Of those, when it was let go of.
+  // One event per stream in `others`, recorded when the block was freed.
   std::vector<CUevent> ends;
 };
 
@@ -31,20 +31,20 @@ class Memory : public c10::Allocator {
     if (bytes == 0) return {nullptr, where};
     bytes = (bytes + kRounding - 1) / kRounding * kRounding;
     Block* block = take(current_stream(device), bytes);
-    return {reinterpret_cast<void*>(block->address), block, &let_go, where};
+    return {reinterpret_cast<void*>(block->address), block, &free_block, where};
   }
 
   void copy_data(void* to, const void* from, size_t bytes) const override {
     const auto device = current_device();
-    InContext context(device);
+    ContextGuard context(device);
     CHECK_DRIVER(cuMemcpyDtoDAsync(reinterpret_cast<CUdeviceptr>(to),
                                    reinterpret_cast<CUdeviceptr>(from), bytes,
                                    raw(current_stream(device))));
   }
 
   void record(const c10::DataPtr& memory, const c10::Stream& stream) {
-    // Memory that came from elsewhere is nobody's business here.
-    if (memory.get_deleter() != &let_go || memory.get_context() == nullptr) return;
+    // Ignores memory that another allocator made.
+    if (memory.get_deleter() != &free_block || memory.get_context() == nullptr) return;
     auto* block = static_cast<Block*>(memory.get_context());
     std::lock_guard<std::mutex> lock(mutex_);
     if (stream != block->home && std::ranges::find(block->others, stream) == block->others.end()) {
@@ -53,11 +53,11 @@ class Memory : public c10::Allocator {
   }
 
  private:
-  static void let_go(void* block);
+  static void free_block(void* block);
 
   Block* take(const c10::Stream& stream, size_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
-    InContext context(stream.device_index());
+    ContextGuard context(stream.device_index());
     reclaim();
     auto& fitting = free_[{stream.device_index(), stream.id(), bytes}];
     if (!fitting.empty()) {
@@ -70,27 +70,27 @@ class Memory : public c10::Allocator {
     return new Block{address, bytes, stream, {}, {}};
   }
 
-  void give_back(Block* block) {
+  void release(Block* block) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (block->others.empty()) return add_to_free(block);
-    InContext context(block->home.device_index());
+    ContextGuard context(block->home.device_index());
     for (const auto& stream : block->others) {
       CUevent end = nullptr;
       CHECK_DRIVER(cuEventCreate(&end, CU_EVENT_DISABLE_TIMING));
       CHECK_DRIVER(cuEventRecord(end, raw(stream)));
       block->ends.push_back(end);
     }
-    awaited_.push_back(block);
+    pending_.push_back(block);
   }
 
-  // Takes back what all streams are done with. With the lock held.
+  // Moves blocks that all streams are done with to the free list. Call with the lock held.
   void reclaim() {
-    std::erase_if(awaited_, [&](Block* block) {
-      InContext context(block->home.device_index());
-      const auto is_over = [](CUevent end) { return cuEventQuery(end) == CUDA_SUCCESS; };
-      if (!std::ranges::all_of(block->ends, is_over)) return false;
+    std::erase_if(pending_, [&](Block* block) {
+      ContextGuard context(block->home.device_index());
+      const auto is_done = [](CUevent end) { return cuEventQuery(end) == CUDA_SUCCESS; };
+      if (!std::ranges::all_of(block->ends, is_done)) return false;
       for (CUevent end : block->ends) {
-        // The home stream has nothing to wait for, but is seen to be behind the others now.
+        // There is nothing left to wait for; this only tells the race checker about the order.
         CHECK_DRIVER(cuStreamWaitEvent(raw(block->home), end, 0));
         CHECK_DRIVER(cuEventDestroy(end));
       }
@@ -107,7 +107,7 @@ class Memory : public c10::Allocator {
 
   std::mutex mutex_;
   std::map<std::tuple<c10::DeviceIndex, c10::StreamId, size_t>, std::vector<Block*>> free_;
-  std::vector<Block*> awaited_;
+  std::vector<Block*> pending_;
 };
 
 Memory& memory() {
@@ -116,9 +116,9 @@ Memory& memory() {
   return *memory;
 }
 
-void Memory::let_go(void* block) {
+void Memory::free_block(void* block) {
   try {
-    memory().give_back(static_cast<Block*>(block));
+    memory().release(static_cast<Block*>(block));
   } catch (const std::exception& error) {
     TORCH_WARN("stand-in: memory was lost: ", error.what());
   }

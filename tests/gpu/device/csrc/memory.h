@@ -1,5 +1,6 @@
-// Device memory, as torch's caching allocator gives it: what is let go of is handed out again at
-// once to the stream that it was made for, and only when they are done if others used it too.
+// Device memory with the semantics of torch's caching allocator: a freed block is reused at once on
+// the stream it was allocated for. If other streams used it too, it is reused only when they are
+// done.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -9,7 +10,7 @@ namespace standin_device {
 
 c10::Allocator* allocator();
 
-// The memory is also used on this stream.
+// Records that `stream` uses the memory too.
 void record_stream(const c10::DataPtr& memory, const c10::Stream& stream);
 
 }  // namespace standin_device

@@ -1,4 +1,4 @@
-// What Python needs of the device beyond torch's own functions.
+// Python bindings for what torch's own functions don't cover.
 #include <torch/csrc/utils/pybind.h>
 
 #include "collectives.h"

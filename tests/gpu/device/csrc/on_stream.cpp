@@ -39,7 +39,7 @@ c10::IValue changed(const c10::IValue& value, Change change) {
   return value;
 }
 
-// A tensor as a kernel gets it: an address and a shape, which keep nothing alive.
+// A tensor as a kernel sees it: an address and a shape. Keeps nothing alive.
 struct Operand {
   CUdeviceptr address = 0;
   std::vector<int64_t> sizes;
@@ -56,7 +56,7 @@ struct Operand {
     return at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(type));
   }
 
-  // Only on the thread of a stream.
+  // Call only on a stream's thread.
   at::Tensor on_cpu() const {
     const auto options = at::TensorOptions().dtype(type);
     if (bytes() == 0) return at::empty_strided(sizes, strides, options);
@@ -66,7 +66,7 @@ struct Operand {
 
 std::mutex failure_mutex;
 std::string failure;
-// Shared by kernels that run. Never destroyed: streams outlive everything.
+// Held shared by running kernels. Never destroyed: streams outlive static destructors.
 std::shared_mutex& running() {
   static auto* mutex = new std::shared_mutex;
   return *mutex;
@@ -75,10 +75,10 @@ bool is_stopped = false;
 
 struct Kernel {
   c10::OperatorHandle on_cpu;
-  // With tensors of no memory in the places of the operands.
+  // Operands are replaced by meta tensors.
   Stack arguments;
   std::unordered_map<const c10::TensorImpl*, Operand> operands;
-  // By result; none for one that is an argument too.
+  // One per result; nullopt if the result is also an argument.
   std::vector<std::optional<Operand>> results;
 
   void run() {
@@ -97,7 +97,7 @@ struct Kernel {
   }
 
   static void run_and_delete(void* kernel) {
-    const std::shared_lock<std::shared_mutex> as_one_that_runs(running());
+    const std::shared_lock<std::shared_mutex> running_lock(running());
     if (is_stopped) return;
     const std::unique_ptr<Kernel> self(static_cast<Kernel*>(kernel));
     try {
@@ -109,11 +109,11 @@ struct Kernel {
   }
 };
 
-// From tensors of the device to stand-ins for them that have no memory, one for one.
+// Maps device tensors to meta tensors ("shadows") and back.
 class Shadows {
  public:
   at::Tensor of(const at::Tensor& tensor) {
-    // A number that torch has wrapped belongs to nobody else, and is known at once.
+    // A number that torch has wrapped isn't shared with anyone, and its value is known already.
     if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
     auto& shadow = shadows_[tensor.unsafeGetTensorImpl()];
     if (!shadow.defined()) {
@@ -127,7 +127,7 @@ class Shadows {
     return shadow;
   }
 
-  // The tensor behind a shadow, or an undefined one.
+  // The tensor that a shadow stands for; undefined if there is none.
   at::Tensor original(const at::Tensor& shadow) const {
     const auto found = originals_.find(shadow.unsafeGetTensorImpl());
     return found == originals_.end() ? at::Tensor() : found->second;
@@ -154,7 +154,7 @@ bool writes(const c10::Argument& argument) {
 }  // namespace
 
 void stop_kernels() {
-  const std::lock_guard<std::shared_mutex> when_none_runs(running());
+  const std::lock_guard<std::shared_mutex> running_lock(running());
   is_stopped = true;
 }
 
@@ -189,7 +189,7 @@ void run_on_stream(const c10::OperatorHandle& on_cpu, Stack* stack) {
   const Stack shadowed = asked;
   on_cpu.callBoxed(&asked);
 
-  // Results that are arguments too, if need be made larger; and new ones.
+  // Resizes the results that are also arguments where needed, and allocates the new ones.
   for (const auto& [impl, tensor] : shadows.originals()) {
     const auto& shadow = shadows.of(tensor);
     if (is_ours(tensor) && shadow.sizes() != tensor.sizes()) tensor.resize_(shadow.sizes());
@@ -227,7 +227,7 @@ void run_on_stream(const c10::OperatorHandle& on_cpu, Stack* stack) {
             ? c10::IValue(c10::Device(at::kCPU))
             : changed(argument, [&](const at::Tensor& shadow) {
                 const auto original = shadow.defined() ? shadows.original(shadow) : at::Tensor();
-                // What is in the memory of the host may change before the kernel runs.
+                // Host memory may change before the kernel runs, so copy it.
                 if (original.defined() && !is_ours(original)) return original.clone();
                 if (original.defined()) {
                   const auto& operand =
@@ -238,7 +238,7 @@ void run_on_stream(const c10::OperatorHandle& on_cpu, Stack* stack) {
                 return shadow;
               }));
   }
-  InContext context(device->index());
+  ContextGuard context(device->index());
   const auto stream = raw(current_stream(device->index()));
   const auto name = c10::toString(schema.operator_name());
   const auto result = standin_run(stream, name.c_str(), &Kernel::run_and_delete, kernel.get(),

@@ -1,6 +1,6 @@
-// Runs an operator of torch as a kernel: on the thread of a stream of the stand-in, in its order,
-// with torch's own CPU operator on the memory behind the device's. The caller's thread only works
-// out how large the results are.
+// Runs a torch operator as a kernel: in order on the thread of a stand-in stream, using torch's CPU
+// operator on the memory behind the device addresses. The calling thread only computes the sizes of
+// the results.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -8,15 +8,16 @@
 
 namespace standin_device {
 
-// Puts the operator on the current stream and replaces the arguments on the stack by the results.
-// `on_cpu` does the work, and has the same arguments. Throws if sizes cannot be told beforehand.
+// Enqueues the operator on the current stream and replaces the arguments on the stack with the
+// results. `on_cpu` does the work and takes the same arguments. Throws if the result sizes can't be
+// known in advance.
 void run_on_stream(const c10::OperatorHandle& on_cpu, torch::jit::Stack* stack);
 
-// Throws what has gone wrong on a stream since the last call.
+// Throws if a kernel has failed on a stream since the last call.
 void check_streams();
 
-// From now on kernels do nothing; returns when none is running. For the end of the process, which
-// takes torch's operators away from under them.
+// Turns all later kernels into no-ops; returns once none is running. Call it at process exit,
+// before torch's operators are torn down.
 void stop_kernels();
 
 }  // namespace standin_device

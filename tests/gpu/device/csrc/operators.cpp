@@ -1,5 +1,6 @@
-// The operators of the device. Those on memory are here; all others are torch's own CPU operators,
-// run on a stream, or on the caller's thread where the size of the result depends on the values.
+// The device's operators. Those that manage memory are implemented here; all others are torch's CPU
+// operators, run on a stream, or on the calling thread if the size of the result depends on the
+// values.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/CPUFallback.h>
@@ -88,7 +89,7 @@ at::Tensor& set_whole_storage(at::Tensor& self, at::Storage storage) {
   return set_storage(self, std::move(storage), 0, {elements}, {1});
 }
 
-// Copies. Only a copy to the host waits.
+// Copies. Only a copy to the host blocks.
 
 void copy_on_stream(const at::Tensor& to, const at::Tensor& from) {
   static const auto copy = operator_named("aten::copy_");
@@ -103,9 +104,9 @@ void copy_between_devices(const at::Tensor& to, const at::Tensor& from) {
   c10::Event is_free(kType);
   is_free.record(target);
   is_free.block(source);
-  // Runs on the stream of the first tensor that the operator names, so the source comes first.
+  // Runs on the stream of the operator's first tensor, so the source comes first.
   const auto there = from.to(to.scalar_type()).expand(to.sizes()).contiguous();
-  InContext context(from.device().index());
+  ContextGuard context(from.device().index());
   TORCH_CHECK(to.is_contiguous(), "stand-in: copies between devices must be contiguous");
   CHECK_DRIVER(cuMemcpyDtoDAsync(address_of(to), address_of(there), to.nbytes(), raw(source)));
   c10::Event is_there(kType);
@@ -115,18 +116,18 @@ void copy_between_devices(const at::Tensor& to, const at::Tensor& from) {
 
 void copy_to_device(const at::Tensor& to, const at::Tensor& from) {
   const c10::DeviceGuard on_device(to.device());
-  // A copy that only this function knows: the caller may change the original at once.
+  // A private copy: the caller may change the original right away.
   auto* staged = new at::Tensor(
       from.detach().to(to.scalar_type()).expand(to.sizes()).clone(at::MemoryFormat::Contiguous));
   const auto target = to.is_contiguous() ? to : at::empty(to.sizes(), to.options());
   const auto stream = raw(current_stream(to.device().index()));
-  InContext context(to.device().index());
+  ContextGuard context(to.device().index());
   if (target.nbytes() > 0) {
     CHECK_DRIVER(
         cuMemcpyHtoDAsync(address_of(target), staged->const_data_ptr(), target.nbytes(), stream));
   }
-  const auto let_go = [](void* tensor) { delete static_cast<at::Tensor*>(tensor); };
-  CHECK_DRIVER(cuLaunchHostFunc(stream, let_go, staged));
+  const auto delete_staged = [](void* tensor) { delete static_cast<at::Tensor*>(tensor); };
+  CHECK_DRIVER(cuLaunchHostFunc(stream, delete_staged, staged));
   if (!to.is_contiguous()) copy_on_stream(to, target);
 }
 
@@ -135,7 +136,7 @@ void copy_to_host(const at::Tensor& to, const at::Tensor& from) {
   const auto source = from.contiguous();
   const auto landed = at::empty(source.sizes(), source.options().device(at::kCPU));
   const auto stream = current_stream(from.device().index());
-  InContext context(from.device().index());
+  ContextGuard context(from.device().index());
   if (source.nbytes() > 0) {
     CHECK_DRIVER(cuMemcpyDtoHAsync(landed.mutable_data_ptr(), address_of(source), source.nbytes(),
                                    raw(stream)));
@@ -170,7 +171,7 @@ void record(at::Tensor& self, c10::Stream stream) {
   record_stream(self.storage().data_ptr(), stream);
 }
 
-// Convolution has operators of its own for devices that torch does not know.
+// Torch has separate convolution operators for devices that it doesn't know.
 
 at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight,
                        const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
@@ -196,7 +197,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
   return {stack.at(0).toTensor(), stack.at(1).toTensor(), stack.at(2).toTensor()};
 }
 
-// Everything else.
+// Everything else falls back to this.
 
 void any_other(const c10::OperatorHandle& op, Stack* stack) {
   const auto before = *stack;
@@ -205,7 +206,7 @@ void any_other(const c10::OperatorHandle& op, Stack* stack) {
   } catch (const std::exception&) {
     *stack = before;
   }
-  // Its size depends on its values, or it is wrong, and then the CPU says so.
+  // Either the size depends on the values, or the call is invalid and the CPU operator will say so.
   at::native::cpu_fallback(op, stack);
 }
 

@@ -8,7 +8,7 @@ namespace standin_device {
 namespace {
 
 constexpr int kMostDevices = 16;
-// Streams of the stand-in are threads, so there are fewer than the 32 of torch's CUDA.
+// Each stand-in stream is a thread, so the pools are smaller than the 32 streams of torch's CUDA.
 constexpr c10::StreamId kInPool = 8;
 
 thread_local c10::DeviceIndex current = 0;
@@ -59,7 +59,7 @@ CUstream raw(const c10::Stream& stream) {
   std::lock_guard<std::mutex> lock(mutex);
   auto& handle = made[{stream.device_index(), stream.id()}];
   if (handle == nullptr) {
-    InContext context(stream.device_index());
+    ContextGuard context(stream.device_index());
     const int priority = stream.id() > kInPool ? -1 : 0;
     CHECK_DRIVER(cuStreamCreateWithPriority(&handle, CU_STREAM_NON_BLOCKING, priority));
   }
@@ -67,7 +67,7 @@ CUstream raw(const c10::Stream& stream) {
 }
 
 void synchronize(const c10::Stream& stream) {
-  InContext context(stream.device_index());
+  ContextGuard context(stream.device_index());
   CHECK_DRIVER(cuStreamSynchronize(raw(stream)));
 }
 

@@ -1,5 +1,5 @@
-// The streams of the device as torch knows them: a default one, two pools by priority, and the one
-// that each thread works on.
+// The device's streams as torch sees them: a default stream, two pools by priority, and a current
+// stream per thread.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -14,13 +14,13 @@ void set_device(c10::DeviceIndex device);
 c10::Stream default_stream(c10::DeviceIndex device);
 c10::Stream stream_from_pool(c10::DeviceIndex device, bool high_priority);
 c10::Stream current_stream(c10::DeviceIndex device);
-// Returns the one before.
+// Returns the previous stream.
 c10::Stream set_stream(c10::Stream stream);
 
-// As the driver knows it; the default stream is no handle at all, as on CUDA.
+// The driver's handle; null for the default stream, as on CUDA.
 CUstream raw(const c10::Stream& stream);
 
-// Blocks until the stream has done all that was put there.
+// Blocks until all work enqueued on the stream is done.
 void synchronize(const c10::Stream& stream);
 
 }  // namespace standin_device

@@ -1,4 +1,4 @@
-// An access: a piece of device memory that something on a stream reads or writes.
+// An access: a range of device memory that work on a stream reads or writes.
 
 #pragma once
 

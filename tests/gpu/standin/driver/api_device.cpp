@@ -23,7 +23,7 @@ Device* device_at(CUdevice index) {
 
 CUDA_ENTRY cuInit(unsigned int flags) {
   ENTER(Nothing);
-  return flags == 0 ? standin::begin_driver() : CUDA_ERROR_INVALID_VALUE;
+  return flags == 0 ? standin::init_driver() : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUDA_ENTRY cuDriverGetVersion(int* version) {
@@ -134,7 +134,7 @@ CUDA_ENTRY cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice index) {
   return CUDA_SUCCESS;
 }
 
-// The context stays: it costs nothing.
+// The context stays alive: it costs nothing.
 CUDA_ENTRY cuDevicePrimaryCtxRelease(CUdevice index) {
   ENTER(Driver);
   return device_at(index) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;

@@ -1,4 +1,4 @@
-// Functions by name, and errors in words.
+// Looking up functions by name, and error texts.
 
 #include <dlfcn.h>
 
@@ -67,7 +67,7 @@ CUDA_ENTRY cuGetProcAddress(const char* symbol, void** function, int, cuuint64_t
   dladdr(reinterpret_cast<void*>(&cuDriverGetVersion), &self);
   void* library = dlopen(self.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
   *function = nullptr;
-  // The newest version of a function is the one that is here.
+  // Only the newest version of each function exists here.
   for (const char* version : {"_v3", "_v2", ""}) {
     *function = dlsym(library, (std::string(symbol) + version).c_str());
     if (*function) {
@@ -81,8 +81,8 @@ CUDA_ENTRY cuGetProcAddress(const char* symbol, void** function, int, cuuint64_t
   return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-// Tables of functions that NVIDIA's own libraries use between themselves. NVRTC asks for one as
-// soon as it can load a driver, and takes a refusal well, but not that the function is missing.
+// Function tables that NVIDIA's libraries use among themselves. NVRTC asks for one as soon as it
+// can load a driver. It copes with a refusal, but not with the function missing.
 CUDA_ENTRY cuGetExportTable(const void** table, const CUuuid*) {
   *table = nullptr;
   return CUDA_ERROR_NOT_SUPPORTED;

@@ -11,7 +11,7 @@ using standin::current_device;
 using standin::Device;
 using standin::reading;
 using standin::Stream;
-using standin::stream_behind;
+using standin::stream_of;
 using standin::Work;
 using standin::writing;
 
@@ -22,7 +22,7 @@ bool is_on_device(uint64_t address) { return standin::device_memory().is_device_
 void* alias(CUdeviceptr address) { return standin::device_memory().alias(address); }
 
 CUresult queue(CUstream handle, Work work) {
-  auto stream = stream_behind(handle);
+  auto stream = stream_of(handle);
   if (!stream) {
     return CUDA_ERROR_INVALID_HANDLE;
   }
@@ -33,8 +33,8 @@ CUresult queue(CUstream handle, Work work) {
   return CUDA_SUCCESS;
 }
 
-// Copies work from memory of the host that is not pinned as from one that is: the copy is made when
-// the stream comes to it, and the memory must live so long. CUDA is kinder to the former.
+// Treats pageable host memory like pinned memory: the copy happens when the stream reaches it, so
+// the memory must live until then. CUDA is more lenient with pageable memory.
 CUresult copy_to_device(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
   if (is_on_device(reinterpret_cast<uint64_t>(from))) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -81,7 +81,7 @@ CUresult wait_for_default_stream(CUresult queued) {
 
 CUDA_ENTRY cuMemAlloc(CUdeviceptr* address, size_t bytes) {
   ENTER(Context);
-  if (standin::spoils_a_capture()) {
+  if (standin::would_invalidate_capture()) {
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   if (bytes == 0) {
@@ -95,7 +95,7 @@ CUDA_ENTRY cuMemAlloc(CUdeviceptr* address, size_t bytes) {
   return CUDA_SUCCESS;
 }
 
-// Waits for everything that is queued on the device, as a real one does.
+// Waits for everything queued on the device, as the real driver does.
 CUDA_ENTRY cuMemFree(CUdeviceptr address) {
   ENTER(Context);
   if (address == 0) {
@@ -107,14 +107,14 @@ CUDA_ENTRY cuMemFree(CUdeviceptr address) {
   }
   standin::count_host_wait();
   for (auto& stream : standin::devices()[allocation->device]->streams()) {
-    stream->let_run_out();
+    stream->drain();
   }
   return standin::device_memory().free(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUDA_ENTRY cuMemAllocAsync(CUdeviceptr* address, size_t bytes, CUstream handle) {
   ENTER(Context);
-  auto stream = stream_behind(handle);
+  auto stream = stream_of(handle);
   if (!stream) {
     return CUDA_ERROR_INVALID_HANDLE;
   }
@@ -126,7 +126,7 @@ CUDA_ENTRY cuMemAllocAsync(CUdeviceptr* address, size_t bytes, CUstream handle) 
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   *address = *given;
-  // It is there at once, but who uses it must be ordered after this.
+  // The memory is usable at once, but its users must be ordered after this.
   return queue(handle, {.name = "allocation", .accesses = {writing(*given, bytes)}, .run = [] {}});
 }
 

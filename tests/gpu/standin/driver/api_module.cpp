@@ -1,4 +1,4 @@
-// Modules, and the launch of their kernels.
+// Modules and kernel launches.
 
 #include <array>
 #include <cstring>
@@ -50,7 +50,7 @@ standin::Handles<Function>& functions() {
 bool is_launchable(const Function& function, const std::array<unsigned, 3>& grid,
                    const std::array<unsigned, 3>& block, unsigned shared_bytes) {
   uint64_t threads = uint64_t{block[0]} * block[1] * block[2];
-  unsigned most = function.image.most_threads ? function.image.most_threads : kMostThreads;
+  unsigned most = function.image.max_threads ? function.image.max_threads : kMostThreads;
   return threads > 0 && threads <= std::min(most, kMostThreads) && block[2] <= 64 && grid[0] > 0 &&
          grid[0] <= 0x7fffffff && grid[1] > 0 && grid[1] <= kLongestGrid && grid[2] > 0 &&
          grid[2] <= kLongestGrid && shared_bytes <= kMostSharedBytes - function.image.shared_bytes;
@@ -123,8 +123,8 @@ CUDA_ENTRY cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunc
   }
   switch (attribute) {
     case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
-      *value = static_cast<int>(function->image.most_threads ? function->image.most_threads
-                                                             : kMostThreads);
+      *value = static_cast<int>(function->image.max_threads ? function->image.max_threads
+                                                            : kMostThreads);
       break;
     case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES:
       *value = static_cast<int>(function->image.shared_bytes);
@@ -145,7 +145,7 @@ CUDA_ENTRY cuLaunchKernel(CUfunction handle, unsigned int grid_x, unsigned int g
                           void** arguments, void** extra) {
   ENTER(Context);
   auto function = functions().find(handle);
-  auto stream = standin::stream_behind(stream_handle);
+  auto stream = standin::stream_of(stream_handle);
   if (!function || !stream || &stream->device() != &function->device) {
     return CUDA_ERROR_INVALID_HANDLE;
   }
@@ -157,8 +157,8 @@ CUDA_ENTRY cuLaunchKernel(CUfunction handle, unsigned int grid_x, unsigned int g
   if (!is_launchable(*function, grid, block, shared_bytes) || !arguments || extra) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  // Less than the bound is a launch for CUDA, but no kernel of gflow was written for that.
-  if (unsigned bound = function->image.most_threads; bound && bound != block_x) {
+  // CUDA accepts fewer threads than the bound, but no gflow kernel is written for that.
+  if (unsigned bound = function->image.max_threads; bound && bound != block_x) {
     standin::report(Wrong::Fault, function->name + " was launched with " + std::to_string(block_x) +
                                       " threads, but is written for " + std::to_string(bound));
     return CUDA_ERROR_INVALID_VALUE;

@@ -11,7 +11,7 @@
 using standin::current_device;
 using standin::Event;
 using standin::Stream;
-using standin::stream_behind;
+using standin::stream_of;
 
 namespace {
 
@@ -38,7 +38,7 @@ CUDA_ENTRY cuStreamCreate(CUstream* stream, unsigned int flags) {
   return cuStreamCreateWithPriority(stream, flags, 0);
 }
 
-// What is queued is still done.
+// Work that is already queued still runs.
 CUDA_ENTRY cuStreamDestroy(CUstream handle) {
   ENTER(Context);
   auto stream = standin::stream_handles().take(handle);
@@ -51,7 +51,7 @@ CUDA_ENTRY cuStreamDestroy(CUstream handle) {
 
 CUDA_ENTRY cuStreamGetPriority(CUstream handle, int* priority) {
   ENTER(Context);
-  auto stream = stream_behind(handle);
+  auto stream = stream_of(handle);
   if (!stream) {
     return CUDA_ERROR_INVALID_HANDLE;
   }
@@ -61,7 +61,7 @@ CUDA_ENTRY cuStreamGetPriority(CUstream handle, int* priority) {
 
 CUDA_ENTRY cuStreamGetCtx(CUstream handle, CUcontext* context) {
   ENTER(Context);
-  auto stream = stream_behind(handle);
+  auto stream = stream_of(handle);
   if (!stream) {
     return CUDA_ERROR_INVALID_HANDLE;
   }
@@ -71,7 +71,7 @@ CUDA_ENTRY cuStreamGetCtx(CUstream handle, CUcontext* context) {
 
 CUDA_ENTRY cuStreamSynchronize(CUstream handle) {
   ENTER(Context);
-  auto stream = stream_behind(handle);
+  auto stream = stream_of(handle);
   if (!stream) {
     return CUDA_ERROR_INVALID_HANDLE;
   }
@@ -82,7 +82,7 @@ CUDA_ENTRY cuStreamSynchronize(CUstream handle) {
 
 CUDA_ENTRY cuStreamQuery(CUstream handle) {
   ENTER(Context);
-  auto stream = stream_behind(handle);
+  auto stream = stream_of(handle);
   if (!stream) {
     return CUDA_ERROR_INVALID_HANDLE;
   }
@@ -93,7 +93,7 @@ CUDA_ENTRY cuStreamQuery(CUstream handle) {
 
 CUDA_ENTRY cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
   ENTER(Context);
-  auto stream = stream_behind(handle);
+  auto stream = stream_of(handle);
   if (!stream) {
     return CUDA_ERROR_INVALID_HANDLE;
   }
@@ -109,7 +109,7 @@ CUDA_ENTRY cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
 
 CUDA_ENTRY cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned int) {
   ENTER(Context);
-  auto stream = stream_behind(handle);
+  auto stream = stream_of(handle);
   auto event = event_behind(event_handle);
   if (!stream || !event) {
     return CUDA_ERROR_INVALID_HANDLE;
@@ -123,14 +123,14 @@ CUDA_ENTRY cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned int
 
 CUDA_ENTRY cuLaunchHostFunc(CUstream handle, CUhostFn function, void* argument) {
   ENTER(Context);
-  auto stream = stream_behind(handle);
+  auto stream = stream_of(handle);
   if (!stream) {
     return CUDA_ERROR_INVALID_HANDLE;
   }
   if (stream->is_capturing) {
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
-  // Whoever it tells knows that all before it is over.
+  // The function may tell any thread, so all work before it counts as waited for.
   auto before = std::make_shared<standin::VectorClock>();
   stream->submit({.name = "function of the host",
                   .run =
@@ -158,7 +158,7 @@ CUDA_ENTRY cuEventDestroy(CUevent handle) {
 CUDA_ENTRY cuEventRecord(CUevent handle, CUstream stream_handle) {
   ENTER(Context);
   auto event = event_behind(handle);
-  auto stream = stream_behind(stream_handle);
+  auto stream = stream_of(stream_handle);
   if (!event || !stream || &event->device != &stream->device()) {
     return CUDA_ERROR_INVALID_HANDLE;
   }
@@ -171,7 +171,7 @@ CUDA_ENTRY cuEventRecord(CUevent handle, CUstream stream_handle) {
 
 CUDA_ENTRY cuEventQuery(CUevent handle) {
   ENTER(Driver);
-  if (standin::spoils_a_capture()) {
+  if (standin::would_invalidate_capture()) {
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   auto event = event_behind(handle);
@@ -218,7 +218,7 @@ CUDA_ENTRY cuEventElapsedTime(float* milliseconds, CUevent from, CUevent to) {
   return CUDA_SUCCESS;
 }
 
-// The name that it had before CUDA 12.8, under which older programs look for it.
+// The function's name before CUDA 12.8; older programs look it up.
 #undef cuEventElapsedTime
 CUDA_ENTRY cuEventElapsedTime(float* milliseconds, CUevent from, CUevent to) {
   return cuEventElapsedTime_v2(milliseconds, from, to);

@@ -1,4 +1,4 @@
-// A vector clock: how much of every stream is known to be over.
+// A vector clock: how much of each stream's work is known to be complete.
 
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace standin {
 
-// The number of a piece of work on its stream; the first is 1.
+// Numbers the pieces of work on a stream, from 1.
 using Tick = uint64_t;
 
 class VectorClock {

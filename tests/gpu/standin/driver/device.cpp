@@ -33,7 +33,7 @@ std::shared_ptr<Stream> Device::default_stream() {
   auto stream = new_stream(0);
   std::lock_guard lock(mutex_);
   if (default_stream_) {
-    stream->end();  // Somebody else was quicker.
+    stream->end();  // Another thread was faster.
   } else {
     default_stream_ = stream;
   }

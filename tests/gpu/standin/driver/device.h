@@ -1,4 +1,4 @@
-// A device, which is its primary context too: memory, streams, and the fault that ended it.
+// A device and its primary context: memory, streams, and the fault that broke it.
 
 #pragma once
 
@@ -23,11 +23,11 @@ class Device {
   CUcontext context() { return reinterpret_cast<CUcontext>(this); }
 
   std::shared_ptr<Stream> new_stream(int priority);
-  // One more stream like the others, unlike that of CUDA, which waits for others.
+  // An ordinary stream; CUDA's default stream would synchronize with the others.
   std::shared_ptr<Stream> default_stream();
   std::vector<std::shared_ptr<Stream>> streams();
 
-  // After a fault nothing works on the device any more.
+  // After a fault, nothing works on the device.
   CUresult fault() const { return fault_; }
   void fail(CUresult fault) { fault_ = fault; }
 
@@ -40,12 +40,12 @@ class Device {
   std::vector<std::weak_ptr<Stream>> streams_;
 };
 
-// All devices of this process; STANDIN_DEVICES says how many.
+// All devices of this process; STANDIN_DEVICES sets the number.
 std::vector<std::unique_ptr<Device>>& devices();
 DeviceMemory& device_memory();
-// The device whose context is current in the calling thread, or none.
+// The device whose context is current on the calling thread, or null.
 Device*& current_device();
-// The device of this context, or none.
+// The device of this context, or null.
 Device* device_of(CUcontext context);
 
 }  // namespace standin

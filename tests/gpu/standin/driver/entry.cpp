@@ -13,7 +13,7 @@ namespace standin {
 
 namespace {
 
-// The process that has called cuInit; a child of it must not go on with CUDA.
+// The process that called cuInit; CUDA can't be used in its forked children.
 std::atomic<pid_t> initialised_in{0};
 std::atomic<uint64_t> waits{0};
 std::atomic<int> captures{0};
@@ -26,7 +26,7 @@ std::string without_version(std::string function) {
   return at == std::string::npos ? function : function.substr(0, at);
 }
 
-CUresult begin_driver() {
+CUresult init_driver() {
   pid_t nobody = 0;
   initialised_in.compare_exchange_strong(nobody, getpid());
   if (initialised_in != getpid()) {
@@ -55,7 +55,7 @@ CUresult enter(const char* function, Needs needs) {
   return device ? device->fault() : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-std::shared_ptr<Stream> stream_behind(CUstream handle) {
+std::shared_ptr<Stream> stream_of(CUstream handle) {
   if (handle == nullptr || handle == CU_STREAM_LEGACY) {
     Device* device = current_device();
     return device ? device->default_stream() : nullptr;
@@ -74,7 +74,9 @@ CUstreamCaptureMode exchange_capture_mode(CUstreamCaptureMode mode) {
 
 void count_captures(int more) { captures += more; }
 
-bool spoils_a_capture() { return captures > 0 && capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL; }
+bool would_invalidate_capture() {
+  return captures > 0 && capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+}
 
 void count_host_wait() { ++waits; }
 uint64_t host_waits() { return waits; }

@@ -1,4 +1,4 @@
-// The way into every function of the driver: what must be right before it does anything.
+// What every driver function checks on entry.
 
 #pragma once
 
@@ -14,38 +14,37 @@ namespace standin {
 
 enum class Needs {
   Nothing,
-  // cuInit has been called, in this process.
+  // cuInit was called in this process.
   Driver,
-  // And a context is current in the calling thread, on a device that has had no fault.
+  // In addition, a context is current on the calling thread, and its device has had no fault.
   Context,
 };
 
-// The name of a function as programs write it, "cuMemAlloc" for cuMemAlloc_v2.
+// The name of a function as programs write it: "cuMemAlloc" for cuMemAlloc_v2.
 std::string without_version(std::string function);
 
-// CUDA_SUCCESS if the function may go on.
+// CUDA_SUCCESS if the function may proceed.
 CUresult enter(const char* function, Needs needs);
-CUresult begin_driver();
+CUresult init_driver();
 
-// The stream behind a handle, where 0 is the default stream of the current device. None if there
-// is no such stream.
-std::shared_ptr<Stream> stream_behind(CUstream handle);
+// The stream of a handle; 0 is the default stream of the current device. Null if there is no such
+// stream.
+std::shared_ptr<Stream> stream_of(CUstream handle);
 
-// How the calling thread gets on with streams that are captured, which is CUDA's default at first;
-// returns what it was.
+// Sets the calling thread's capture mode (initially CUDA's default) and returns the previous one.
 CUstreamCaptureMode exchange_capture_mode(CUstreamCaptureMode mode);
-// Counts the streams of this process that are captured, all of them in global mode.
+// Adjusts the number of streams being captured in this process, all of them in global mode.
 void count_captures(int more);
-// Whether what cannot be captured would spoil a capture now, if the calling thread did it.
-bool spoils_a_capture();
+// Whether an uncapturable call from this thread would invalidate a capture now.
+bool would_invalidate_capture();
 
-// The number of times that a thread of the host waited for a device.
+// How many times a host thread has waited for a device.
 void count_host_wait();
 uint64_t host_waits();
 
 }  // namespace standin
 
-// Returns from the function it is used in, unless that may go on.
+// Returns from the enclosing function unless it may proceed.
 #define ENTER(needs)                                                                               \
   if (CUresult refusal = standin::enter(__func__, standin::Needs::needs); refusal != CUDA_SUCCESS) \
   return refusal

@@ -1,5 +1,5 @@
-// An event: a name for "all that this stream has queued so far". Recording it again gives it a new
-// meaning; who waits for the old one still waits for the old one.
+// An event: marks everything that a stream has queued so far. Recording it again moves the mark,
+// but existing waits still wait for the old one.
 
 #pragma once
 
@@ -21,7 +21,7 @@ class Record {
   bool is_set();
   std::chrono::steady_clock::time_point time();
 
-  // What is over when it is set. Fixed before anybody else sees the record.
+  // The work that is complete once this is set. Fixed before the record is shared.
   VectorClock clock;
 
  private:
@@ -36,9 +36,9 @@ class Event {
   Event(Device& device, bool has_time) : device(device), has_time(has_time) {}
 
   void record_on(Stream& stream);
-  // Of an event that was never recorded nothing is waited for.
+  // Doesn't wait if the event was never recorded.
   void make_wait(Stream& stream);
-  // The last recording, nothing if there is none.
+  // The latest recording, or null.
   std::shared_ptr<Record> last();
 
   Device& device;

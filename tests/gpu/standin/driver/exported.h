@@ -1,4 +1,4 @@
-// Marks what other libraries may call; everything else stays inside.
+// Marks functions that other libraries may call; everything else is hidden.
 
 #pragma once
 

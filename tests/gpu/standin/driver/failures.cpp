@@ -13,7 +13,7 @@ std::map<std::string, int>& ordered() {
   static auto* failures = new std::map<std::string, int>;
   return *failures;
 }
-// Most processes order none, and every call asks.
+// A fast path: every call checks for failures, and most processes inject none.
 std::atomic<int> count{0};
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Failures that a test has ordered for the next call of a function.
+// Failures that a test injects into the next call of a function.
 
 #pragma once
 
@@ -10,7 +10,7 @@
 namespace standin {
 
 void order_failure(const std::string& function, int code);
-// The code, once, if a failure was ordered for this function.
+// The injected error for this function, if any; returned only once.
 EXPORTED std::optional<int> take_failure(const std::string& function);
 
 }  // namespace standin

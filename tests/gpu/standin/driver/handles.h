@@ -1,5 +1,5 @@
-// Handles: pointers that a program holds to what is ours. One that is not ours, or not any more,
-// is noticed instead of followed.
+// Handles: pointers to our objects that a program holds. An unknown or stale one is detected
+// instead of dereferenced.
 
 #pragma once
 

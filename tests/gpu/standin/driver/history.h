@@ -1,9 +1,9 @@
-// The history of one allocation: who touched which part of it last, and when. It tells whether a
-// new access is ordered after all earlier ones that matter.
+// The access history of one allocation: the last work that touched each part of it, and when. It
+// tells whether a new access is ordered after all earlier conflicting ones.
 //
-// Accesses must be given in an order that events allow, such as the one in which they were queued.
-// Then the last write is enough: whoever is not ordered after an earlier one is not ordered after
-// the last one either.
+// Accesses must be added in an order that events allow, such as the order of queueing. Then keeping
+// the last write is enough: work not ordered after an earlier write isn't ordered after the last
+// one either.
 
 #pragma once
 
@@ -17,11 +17,11 @@
 
 namespace standin {
 
-// A piece of work as far as its place in the order goes.
+// Identifies a piece of work and its position in the order.
 struct Moment {
   size_t stream = 0;
   Tick tick = 0;
-  // What it is, for reports.
+  // The name used in reports.
   std::shared_ptr<const std::string> name;
 };
 
@@ -34,7 +34,7 @@ class History {
     size_t end = 0;
   };
 
-  // Takes note of an access to [start, end) by `now`, which comes after all that `clock` has seen.
+  // Records an access to [start, end) by `now`, which is ordered after everything in `clock`.
   // Returns one conflict, if there is any.
   std::optional<Conflict> add(size_t start, size_t end, bool writes, const Moment& now,
                               const VectorClock& clock);
@@ -43,14 +43,14 @@ class History {
   struct Segment {
     size_t end = 0;
     std::optional<Moment> write;
-    // Since that write, the last one of every stream.
+    // The last read of each stream since that write.
     std::vector<Moment> reads;
   };
 
-  // Makes a segment begin here, if there is one around.
+  // Splits the segment that contains `at`, so that one begins there.
   void cut(size_t at);
 
-  // By where they start; they do not overlap.
+  // Keyed by start; segments don't overlap.
   std::map<size_t, Segment> segments_;
 };
 

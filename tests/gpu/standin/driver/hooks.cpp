@@ -27,13 +27,13 @@ EXPORTED void standin_fail_next(const char* function, int code) {
 EXPORTED void standin_delay_streams(int microseconds) { standin::delay_streams(microseconds); }
 
 EXPORTED void standin_freeze_stream(CUstream_st* handle, int frozen) {
-  if (auto stream = standin::stream_behind(handle)) {
+  if (auto stream = standin::stream_of(handle)) {
     stream->freeze(frozen != 0);
   }
 }
 
 EXPORTED void standin_capture_stream(CUstream_st* handle, int capturing) {
-  if (auto stream = standin::stream_behind(handle)) {
+  if (auto stream = standin::stream_of(handle)) {
     const bool was_capturing = stream->is_capturing.exchange(capturing != 0);
     standin::count_captures((capturing != 0) - was_capturing);
   }
@@ -46,7 +46,7 @@ EXPORTED void* standin_alias(unsigned long long address) {
 EXPORTED int standin_run(CUstream_st* handle, const char* name, void (*function)(void*),
                          void* argument, const standin_range* ranges, int count) {
   ENTER(Context);
-  auto stream = standin::stream_behind(handle);
+  auto stream = standin::stream_of(handle);
   if (!stream) {
     return CUDA_ERROR_INVALID_HANDLE;
   }

@@ -10,7 +10,7 @@ namespace standin {
 namespace {
 
 constexpr uint16_t kMachineOfCuda = 190;
-// Since this version of its ABI a CUBIN has the architecture in the second byte of its flags.
+// From this ABI version on, a CUBIN has the architecture in the second byte of its flags.
 constexpr uint8_t kAbiVersion = 8;
 
 // Attributes of kernels in a CUBIN, and how their values are stored.
@@ -25,8 +25,8 @@ Value at(const char* data, size_t offset) {
   return value;
 }
 
-// Attributes are a byte of format, a byte of kind, and two bytes that are the value, or the size
-// of a value that follows.
+// An attribute is a format byte, a kind byte, and two bytes that hold the value, or the size of the
+// value that follows.
 void read_attributes(const char* data, size_t bytes, KernelImage& kernel) {
   std::map<unsigned, unsigned> arguments;
   for (size_t offset = 0; offset + 4 <= bytes;) {
@@ -37,8 +37,7 @@ void read_attributes(const char* data, size_t bytes, KernelImage& kernel) {
     if (format == kSized && kind == kArgument && size >= 12) {
       arguments[at<uint16_t>(value, 4)] = at<uint32_t>(value, 8) >> 18;
     } else if (format == kSized && kind == kMostThreads && size >= 12) {
-      kernel.most_threads =
-          at<uint32_t>(value, 0) * at<uint32_t>(value, 4) * at<uint32_t>(value, 8);
+      kernel.max_threads = at<uint32_t>(value, 0) * at<uint32_t>(value, 4) * at<uint32_t>(value, 8);
     }
     offset += 4 + size;
   }
@@ -54,7 +53,7 @@ CUresult read_cubin(const char* data, unsigned capability, Image& image) {
   }
   unsigned made_for = header.e_ident[EI_ABIVERSION] >= kAbiVersion ? (header.e_flags >> 8) & 0xff
                                                                    : header.e_flags & 0xff;
-  // A CUBIN runs on its own architecture, and on later ones of the same generation.
+  // A CUBIN runs on its own architecture and on later ones of the same generation.
   if (made_for / 10 != capability / 10 || made_for > capability) {
     return CUDA_ERROR_NO_BINARY_FOR_GPU;
   }
@@ -107,7 +106,7 @@ CUresult read_image(const void* data, unsigned capability, Image& image) {
   if (std::memcmp(bytes, ELFMAG, SELFMAG) == 0) {
     return read_cubin(bytes, capability, image);
   }
-  // PTX is text: comments first, then its version.
+  // PTX is text: comments, then the version.
   std::string_view text(bytes);
   bool is_ptx = text.find(".version") != text.npos && text.find(".target") != text.npos;
   return is_ptx ? read_ptx(text, image) : CUDA_ERROR_INVALID_IMAGE;

@@ -1,5 +1,5 @@
-// An image of kernels, as NVRTC makes it: a CUBIN, or PTX. Its code cannot run here, but what it
-// says about its kernels must fit what is launched.
+// A kernel image as NVRTC produces it: CUBIN or PTX. Its code can't run here, but its metadata must
+// match the launches.
 
 #pragma once
 
@@ -11,21 +11,21 @@
 
 namespace standin {
 
-// What an image says about a kernel; of PTX only the name is read.
+// The metadata of a kernel; from PTX only the name is read.
 struct KernelImage {
-  // The size of every argument. Empty if the image does not say.
+  // The size of each argument. Empty if the image doesn't say.
   std::vector<unsigned> argument_bytes;
-  // 0 if the image does not say.
-  unsigned most_threads = 0;
+  // 0 if the image doesn't say.
+  unsigned max_threads = 0;
   unsigned shared_bytes = 0;
 };
 
 struct Image {
-  // By name.
+  // Keyed by name.
   std::map<std::string, KernelImage> kernels;
 };
 
-// CUDA_SUCCESS, and the image is read; or why a device with this compute capability refuses it.
+// Reads the image, or returns the error with which a device of this compute capability rejects it.
 CUresult read_image(const void* data, unsigned capability, Image& image);
 
 }  // namespace standin

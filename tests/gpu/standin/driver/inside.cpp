@@ -8,12 +8,12 @@ namespace standin {
 int index_of_current_device() { return current_device() ? current_device()->index() : -1; }
 
 int index_of_device_of(CUstream handle) {
-  auto stream = stream_behind(handle);
+  auto stream = stream_of(handle);
   return stream ? stream->device().index() : -1;
 }
 
 CUresult queue_on(CUstream handle, Work work) {
-  auto stream = stream_behind(handle);
+  auto stream = stream_of(handle);
   if (!stream) {
     return CUDA_ERROR_INVALID_HANDLE;
   }

@@ -11,7 +11,7 @@ namespace {
 
 using Arguments = Kernel::Arguments;
 
-// The type at the end of a kernel's name, as in "gflow_pack_bf16", or before that.
+// The type in a kernel's name: at the end, as in "gflow_pack_bf16", or before that.
 size_t element_bytes(const std::string& name, size_t from_end) {
   size_t end = name.size();
   for (size_t skipped = 0; skipped < from_end; ++skipped) {
@@ -34,7 +34,7 @@ class Accesses {
     }
   }
 
-  // Of a buffer whose length is no argument: all of it, but no more than this.
+  // For a buffer whose length isn't an argument: reads all of it, up to `bytes`.
   void reads_at_most(size_t pointer, size_t bytes) {
     uint64_t address = arguments_.number(pointer);
     if (auto allocation = device_memory().find(address)) {
@@ -125,7 +125,7 @@ std::vector<Access> of_rescale(const std::string&, const Arguments& given) {
   return accesses.all;
 }
 
-// By how their names begin, with the arguments that they were written for.
+// Access tables by kernel name prefix, with the argument types they were written for.
 struct Promise {
   const char* prefix;
   const char* kinds;
@@ -159,7 +159,7 @@ std::optional<Kernel> Kernel::find(const std::string& name) {
   unsigned count = 0;
   const GflowHostKernel* kernels = gflow_host_kernels(&count);
   for (unsigned index = 0; index < count; ++index) {
-    // A kernel whose arguments have changed must not be launched with the old table.
+    // If a kernel's arguments have changed, its table is stale: don't launch it.
     if (name == kernels[index].name && promise &&
         std::strcmp(promise->kinds, kernels[index].arguments) == 0) {
       return Kernel(name, kernels[index].arguments);

@@ -1,8 +1,8 @@
 // The kernels that can be launched: those of rust/cuda/kernels/kernels.cu, built for the host, with
-// what each of them reads and writes.
+// the ranges that each of them reads and writes.
 //
-// The accesses are written here by hand, from the promises of the kernels, not taken from what they
-// do: what a kernel does beyond its promise is not seen.
+// The accesses are written by hand from the kernels' documentation, not observed: anything else
+// that a kernel touches goes unnoticed.
 
 #pragma once
 
@@ -17,14 +17,14 @@ namespace standin {
 
 class Kernel {
  public:
-  // A copy of the arguments of a launch, and nothing if they cannot be those of this kernel.
+  // Copies the arguments of a launch; nullopt if they don't fit this kernel.
   struct Arguments {
     std::vector<uint64_t> values;
 
     uint64_t number(size_t index) const { return values[index]; }
   };
 
-  // Nothing if the host has no such kernel.
+  // nullopt if there is no such kernel for the host.
   static std::optional<Kernel> find(const std::string& name);
 
   // One letter for each argument; see host_kernels.h.
@@ -33,7 +33,7 @@ class Kernel {
 
   Arguments copy(void** arguments) const;
   std::vector<Access> accesses(const Arguments& arguments) const;
-  // Runs it on this thread. What it gives is that of gflow_host_launch.
+  // Runs it on this thread. Returns the result of gflow_host_launch.
   int run(const unsigned grid[3], const unsigned block[3], unsigned shared_bytes,
           Arguments arguments) const;
 

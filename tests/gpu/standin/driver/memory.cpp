@@ -11,14 +11,14 @@ namespace standin {
 namespace {
 
 constexpr uint64_t kPage = 4096;
-// Every address is given out once only, so there must be many of them.
+// Addresses are never reused, so the range must be large.
 constexpr uint64_t kAddressesPerDevice = uint64_t{1} << 40;
 constexpr size_t kBytesPerDevice = size_t{8} << 30;
-// What is aligned to this much is aligned for everything that CUDA promises.
+// Satisfies every alignment that CUDA guarantees.
 constexpr uint64_t kAlignment = 512;
-// A NaN in every type of float.
+// Fills memory with NaN in every float type.
 constexpr int kPoison = 0xff;
-// So many freed allocations are remembered for reports.
+// How many freed allocations are remembered for reports.
 constexpr size_t kRememberedFrees = 100'000;
 
 uint64_t reserve(size_t bytes) {
@@ -58,8 +58,8 @@ std::optional<uint64_t> DeviceMemory::allocate(int device, size_t bytes) {
       limit - first_page < pages_up(bytes) + 2 * kPage) {
     return std::nullopt;
   }
-  // As near to the end of its last page as the alignment allows, and behind it a page that is not
-  // there: a kernel that runs past the end faults.
+  // Placed as close to the end of its last page as alignment allows, with an unmapped page behind
+  // it: a kernel that runs past the end faults.
   uint64_t end_page = pages_up(first_page + bytes);
   uint64_t address = (end_page - bytes) & ~(kAlignment - 1);
   uint64_t shift = alias_base_ - base_;
@@ -120,7 +120,7 @@ std::shared_ptr<Allocation> DeviceMemory::find(uint64_t address) {
     return nullptr;
   }
   auto found = std::prev(after)->second;
-  // The end counts as well: that is where an access that runs past it is looked for.
+  // The end address counts too, so that an overrun is attributed to this allocation.
   return address <= found->address + found->bytes ? found : nullptr;
 }
 

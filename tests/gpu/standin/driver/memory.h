@@ -1,9 +1,9 @@
-// Device memory: addresses that the host cannot touch, and what lies behind them.
+// Device memory: addresses that the host can't touch, and their contents.
 //
-// Every device has a range of addresses that are mapped without any access, so that a stray read
-// or write of the host faults. Its contents live elsewhere, at the alias, which only streams use.
-// New memory is full of NaN, not of zeros. Freed memory is taken away and its addresses are not
-// given out again: touching it is seen.
+// Every device has an address range mapped without access rights, so a stray host read or write
+// faults. The contents live elsewhere, at the alias, which only streams use. New memory is filled
+// with NaN, not zeros. Freed memory is unmapped and its addresses are never reused, so a use after
+// free is detected.
 
 #pragma once
 
@@ -25,7 +25,7 @@ struct Allocation {
   size_t bytes = 0;
   int device = 0;
   bool is_live = true;
-  // Guarded by the lock of the order of work (see order.h).
+  // Guarded by the order lock (see order.h).
   History history;
 };
 
@@ -33,7 +33,7 @@ class DeviceMemory {
  public:
   explicit DeviceMemory(int devices);
 
-  // Nothing if the device has no more.
+  // nullopt if the device is out of memory.
   std::optional<uint64_t> allocate(int device, size_t bytes);
   bool free(uint64_t address);
 
@@ -42,10 +42,10 @@ class DeviceMemory {
 
   bool is_device_address(uint64_t address) const;
   void* alias(uint64_t address) const;
-  // The allocation that holds this address, or has held it.
+  // The allocation that holds this address, or used to.
   std::shared_ptr<Allocation> find(uint64_t address);
-  // Why the access cannot be made by work on this device; "" if it can. A device of -1 stands for
-  // copies, which reach all devices.
+  // Why work on this device can't make the access; "" if it can. Device -1 means a copy, which can
+  // reach all devices.
   std::string problem_with(const Access& access, int device);
 
  private:

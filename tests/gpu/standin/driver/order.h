@@ -1,7 +1,7 @@
-// The order of work: one lock under which work is queued, and what the host knows to be over.
+// The order of work: the lock under which work is queued, and what the host knows to be complete.
 //
 // Whether two pieces of work are ordered is decided when they are queued, from streams, events and
-// waits of the host alone, never from when they happened to run.
+// host waits alone, never from when they happened to run.
 
 #pragma once
 
@@ -11,17 +11,18 @@
 
 namespace standin {
 
-// Held while clocks and histories are looked at.
+// Guards clocks and histories.
 std::mutex& order();
 
-// What the calling thread knows to be over, with the order held: what any thread has waited for,
-// since threads tell each other, and what this thread has found done by asking. An answer to one
-// thread must not count for another: that would hide a missing wait whenever somebody polls.
+// What the calling thread knows to be complete: everything that any thread has waited for (threads
+// can tell each other), and what this thread has learned from queries. A query's answer must not
+// count for other threads: that would hide a missing wait whenever another thread polls. Call with
+// the order lock held.
 VectorClock known_to_host();
 
-// Somebody has waited for all of this.
+// A host thread has waited for all of this.
 void host_has_waited_for(const VectorClock& clock);
-// The calling thread was told that all of this is over.
+// A query told the calling thread that all of this is complete.
 void host_was_told_of(const VectorClock& clock);
 
 }  // namespace standin

@@ -16,20 +16,20 @@ struct Reports {
   std::mutex mutex;
   std::array<int, 2> counts{};
   std::array<const char*, 2> last{"", ""};
-  // Never shortened: callers keep pointers to them.
+  // Never shrinks: callers keep pointers to the elements.
   std::deque<std::string> texts;
 };
 
 Reports& all() {
-  // Never destroyed: streams outlive the end of main.
+  // Never destroyed: streams outlive main.
   static auto* reports = new Reports;
   return *reports;
 }
 
-// One call, so that lines of several processes do not mix.
+// Uses a single write, so that lines of several processes don't mix.
 void put(int file, const std::string& line) {
   if (write(file, line.data(), line.size()) < 0) {
-    return;  // There is nobody left to tell.
+    return;  // Nothing can be done about it.
   }
 }
 

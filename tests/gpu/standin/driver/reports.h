@@ -1,5 +1,5 @@
-// Reports: what a program did wrong, told on stderr, in the file that STANDIN_REPORTS names, and
-// to tests that ask. A report never stops the program.
+// Reports of a program's errors: on stderr, in the file that STANDIN_REPORTS names, and to tests
+// that ask. A report never stops the program.
 
 #pragma once
 
@@ -13,7 +13,7 @@ enum class Wrong { Race, Fault };
 
 EXPORTED void report(Wrong what, const std::string& text);
 int reports(Wrong what);
-// The last one, "" if there is none. Valid for ever.
+// The last report, or "". Never freed.
 const char* last_report(Wrong what);
 void clear_reports();
 

@@ -24,7 +24,7 @@ std::atomic<uint64_t> queued{0};
 std::atomic<size_t> next_number{0};
 thread_local bool this_is_a_stream = false;
 
-void sleep_a_little() {
+void random_delay() {
   int longest = longest_delay;
   if (longest <= 0) {
     return;
@@ -50,9 +50,9 @@ Stream::Stream(Device& device, int priority)
 
 std::shared_ptr<Stream> Stream::start(Device& device, int priority) {
   std::shared_ptr<Stream> stream(new Stream(device, priority));
-  std::thread thread([stream] { stream->live(); });
+  std::thread thread([stream] { stream->run_queue(); });
   pthread_setname_np(thread.native_handle(), "standin-stream");
-  // Never joined: a stream that waits for ever must not keep the process from ending.
+  // Never joined: a stream that waits forever must not keep the process from exiting.
   thread.detach();
   return stream;
 }
@@ -66,7 +66,7 @@ void Stream::submit(Work work, const std::function<void(VectorClock&)>& in_order
   for (const Access& access : work.accesses) {
     auto allocation = device_.memory().find(access.address);
     if (!allocation || access.bytes == 0) {
-      continue;  // A fault, which is found when it runs.
+      continue;  // An invalid access; reported when the work runs.
     }
     size_t start = access.address - allocation->address;
     auto conflict =
@@ -90,7 +90,7 @@ void Stream::submit(Work work, const std::function<void(VectorClock&)>& in_order
   changed_.notify_all();
 }
 
-void Stream::live() {
+void Stream::run_queue() {
   this_is_a_stream = true;
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -101,15 +101,15 @@ void Stream::live() {
     Work work = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
-    sleep_a_little();
+    random_delay();
     lock.lock();
     changed_.wait(lock, [this] { return !is_frozen_; });
     lock.unlock();
     perform(work);
-    // What it holds may be the last of something, and goes before the end is told.
+    // Drop what the work owns before reporting it finished; it may hold the last reference.
     work = {};
     lock.lock();
-    // Frozen meanwhile: then this has not ended either.
+    // If the stream was frozen meanwhile, the work hasn't finished yet.
     changed_.wait(lock, [this] { return !is_frozen_; });
     ++finished_;
     changed_.notify_all();
@@ -134,7 +134,7 @@ void Stream::perform(Work& work) {
   work.run();
 }
 
-std::pair<uint64_t, VectorClock> Stream::so_far() {
+std::pair<uint64_t, VectorClock> Stream::snapshot() {
   std::lock_guard lock(order());
   std::lock_guard queue_lock(mutex_);
   return {submitted_, clock_};
@@ -146,15 +146,15 @@ void Stream::wait_until_finished(uint64_t count) {
 }
 
 void Stream::wait() {
-  auto [count, clock] = so_far();
+  auto [count, clock] = snapshot();
   wait_until_finished(count);
   host_has_waited_for(clock);
 }
 
-void Stream::let_run_out() { wait_until_finished(so_far().first); }
+void Stream::drain() { wait_until_finished(snapshot().first); }
 
 bool Stream::is_done() {
-  auto [count, clock] = so_far();
+  auto [count, clock] = snapshot();
   std::unique_lock lock(mutex_);
   if (finished_ < count) {
     return false;

@@ -1,5 +1,5 @@
-// A stream: a thread that does what is queued on it, one after the other, and nothing else orders
-// it. A wait for an event is one more thing in the queue.
+// A stream: a thread that runs its queue in order. Streams aren't ordered with each other; waiting
+// for an event is just another item in the queue.
 
 #pragma once
 
@@ -20,14 +20,14 @@ namespace standin {
 
 class Device;
 
-// Something to do on a stream.
+// An item of a stream's queue.
 struct Work {
   std::string name;
   std::vector<Access> accesses;
   std::function<void()> run;
-  // Copies reach the memory of all devices, everything else that of its own only.
+  // Copies can reach the memory of all devices, other work only that of its own.
   bool reaches_all_devices = false;
-  // Done even if the device has had a fault: waits and records, which others depend on.
+  // Runs even after a device fault: event waits and records, which others depend on.
   bool is_only_order = false;
 };
 
@@ -35,38 +35,38 @@ class Stream : public std::enable_shared_from_this<Stream> {
  public:
   static std::shared_ptr<Stream> start(Device& device, int priority);
 
-  // Queues it. `in_order` is called with the clock of the stream, when all that was queued before
-  // is in it and the work itself is too, with the order held.
+  // Queues the work. Calls `in_order` with the order lock held and the stream's clock, which
+  // already includes this work.
   void submit(Work work, const std::function<void(VectorClock&)>& in_order = nullptr);
 
-  // Waits for all that has been queued so far. A frozen stream lets nobody through.
+  // Waits for everything queued so far. Never returns while the stream is frozen.
   void wait();
-  // The same without saying that the host waited, for what only happens to wait.
-  void let_run_out();
+  // The same, but doesn't count as a host wait for the race checker.
+  void drain();
   bool is_done();
-  // No more work will come; the thread ends when it has done all.
+  // No more work will follow; the thread exits once the queue is empty.
   void end();
 
   void freeze(bool frozen);
 
   Device& device() const { return device_; }
   int priority() const { return priority_; }
-  // Streams are numbered through all devices.
+  // Unique across all devices.
   size_t number() const { return number_; }
   std::atomic<bool> is_capturing{false};
 
  private:
   Stream(Device& device, int priority);
-  void live();
+  void run_queue();
   void perform(Work& work);
-  // What has been queued so far: how much, and as a clock.
-  std::pair<uint64_t, VectorClock> so_far();
+  // The count of work queued so far, and the clock at that point.
+  std::pair<uint64_t, VectorClock> snapshot();
   void wait_until_finished(uint64_t count);
 
   Device& device_;
   const int priority_;
   const size_t number_;
-  // With the order held.
+  // Guarded by the order lock.
   VectorClock clock_;
   Tick last_tick_ = 0;
 
@@ -81,7 +81,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
 
 void delay_streams(int microseconds);
 uint64_t queued_so_far();
-// Whether the calling thread is that of a stream, which must not call CUDA.
+// Whether the calling thread belongs to a stream. Such a thread must not call CUDA.
 bool is_stream_thread();
 
 }  // namespace standin

@@ -1,4 +1,4 @@
-// The streams that a program has made.
+// The streams that the program has created.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// An alarm: once rung, it wakes everybody who waits for a socket with it, now and later.
+// An alarm: once triggered, it wakes everyone who waits for a socket with it, now and later.
 
 #pragma once
 
@@ -19,7 +19,7 @@ class Alarm {
   void ring() {
     uint64_t one = 1;
     if (write(file_, &one, sizeof one) < 0) {
-      return;  // It has rung so often that it cannot count on: it has rung.
+      return;  // The counter is full, so it is already ringing.
     }
   }
 

@@ -1,4 +1,4 @@
-// The functions of NCCL.
+// NCCL's functions.
 
 #include <nccl.h>
 
@@ -16,7 +16,7 @@
 
 #define NCCL_ENTRY extern "C" EXPORTED ncclResult_t
 
-// Returns from the function it is used in, if a test has ordered that.
+// Returns from the enclosing function if a test has injected a failure.
 #define ENTER() \
   if (auto code = standin::take_failure(__func__)) return static_cast<ncclResult_t>(*code)
 
@@ -47,10 +47,10 @@ ncclComm_t handle_of(const Communicator* communicator) {
   return reinterpret_cast<ncclComm_t>(const_cast<Communicator*>(communicator));
 }
 
-// How many communicators were.
+// How many communicators were aborted.
 std::atomic<int> aborted{0};
 
-// Of the calling thread, for when there is no communicator to ask.
+// The calling thread's last error, for calls without a communicator.
 thread_local std::string last_error;
 
 ncclResult_t refuse(ncclResult_t code, std::string reason) {
@@ -80,15 +80,15 @@ ncclResult_t init(ncclComm_t* handle, int ranks, ncclUniqueId id, int rank, int 
   if (device < 0) {
     return refuse(ncclUnhandledCudaError, "no device is current");
   }
-  standin::Meeting meeting;
-  std::memcpy(&meeting, id.internal, sizeof meeting);
+  standin::BootstrapId bootstrap;
+  std::memcpy(&bootstrap, id.internal, sizeof bootstrap);
   auto made = std::make_shared<Communicator>(rank, ranks, device, is_blocking(config));
   if (!made->is_blocking()) {
     *handle = handle_of(communicators().add(made));
-    return made->do_call([=] { return made->join(meeting); });
+    return made->do_call([=] { return made->join(bootstrap); });
   }
-  return standin::call_beside([=] {
-    ncclResult_t outcome = made->join(meeting);
+  return standin::call_concurrently([=] {
+    ncclResult_t outcome = made->join(bootstrap);
     if (outcome != ncclSuccess) {
       return refuse(outcome, made->last_error());
     }
@@ -116,7 +116,7 @@ ncclResult_t queue(ncclComm_t handle, cudaStream_t stream, const Operation& oper
   if (operation.root < 0 || operation.root >= communicator->ranks()) {
     return refuse(ncclInvalidArgument, "there is no rank " + std::to_string(operation.root));
   }
-  if (communicator->is_over()) {
+  if (communicator->is_finalized()) {
     return refuse(ncclInvalidUsage, "the communicator has been finalised");
   }
   if (ncclResult_t refused = refuse_unless_ready(*communicator); refused != ncclSuccess) {
@@ -133,7 +133,7 @@ ncclResult_t queue(ncclComm_t handle, cudaStream_t stream, const Operation& oper
 
 }  // namespace
 
-static_assert(sizeof(standin::Meeting) <= NCCL_UNIQUE_ID_BYTES);
+static_assert(sizeof(standin::BootstrapId) <= NCCL_UNIQUE_ID_BYTES);
 
 NCCL_ENTRY ncclGetVersion(int* version) {
   ENTER();
@@ -144,9 +144,9 @@ NCCL_ENTRY ncclGetVersion(int* version) {
 NCCL_ENTRY ncclGetUniqueId(ncclUniqueId* id) {
   ENTER();
   try {
-    auto meeting = standin::open_meeting();
+    auto bootstrap = standin::start_bootstrap();
     std::memset(id->internal, 0, sizeof id->internal);
-    std::memcpy(id->internal, &meeting, sizeof meeting);
+    std::memcpy(id->internal, &bootstrap, sizeof bootstrap);
     return ncclSuccess;
   } catch (const standin::Lost& lost) {
     return refuse(ncclSystemError, lost.reason);
@@ -185,7 +185,7 @@ NCCL_ENTRY ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made,
   if (!communicator || !is_initialised(config)) {
     return refuse(ncclInvalidArgument, "there is no such communicator, or configuration");
   }
-  return standin::call_beside([=] {
+  return standin::call_concurrently([=] {
     std::shared_ptr<Communicator> child;
     ncclResult_t outcome = communicator->split(color, key, child);
     if (outcome == ncclSuccess && child) {
@@ -210,7 +210,7 @@ NCCL_ENTRY ncclCommFinalize(ncclComm_t comm) {
   });
 }
 
-// Waits for all that was called, for ever if a peer is gone: then ncclCommAbort is the way.
+// Waits for all calls, forever if a peer is gone; only ncclCommAbort helps then.
 NCCL_ENTRY ncclCommDestroy(ncclComm_t comm) {
   ENTER();
   auto communicator = communicators().find(comm);

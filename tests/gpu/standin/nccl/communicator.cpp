@@ -16,7 +16,7 @@ namespace standin {
 
 namespace {
 
-// What goes over the connections for control.
+// A message on a control connection.
 struct Notice {
   enum Kind : uint64_t { kSplit = 1, kGoodbye = 2 };
 
@@ -27,9 +27,9 @@ struct Notice {
   Member member;
 };
 
-constexpr size_t kMostNotices = 64;
+constexpr size_t kMaxNotices = 64;
 
-std::atomic<int> delay_of_calls{0};
+std::atomic<int> call_delay{0};
 
 }  // namespace
 
@@ -49,7 +49,7 @@ void Communicator::finish(uint64_t turn) {
   changed_.notify_all();
 }
 
-void delay_calls(int microseconds) { delay_of_calls = microseconds; }
+void delay_calls(int microseconds) { call_delay = microseconds; }
 
 ncclResult_t Communicator::do_call(std::function<ncclResult_t()> what) {
   if (is_blocking_) {
@@ -58,10 +58,10 @@ ncclResult_t Communicator::do_call(std::function<ncclResult_t()> what) {
   error_ = ncclInProgress;
   auto later = [self = shared_from_this(), what = std::move(what),
                 knowledge = knowledge_of_this_thread()] {
-    std::this_thread::sleep_for(std::chrono::microseconds(delay_of_calls));
+    std::this_thread::sleep_for(std::chrono::microseconds(call_delay));
     take_over(knowledge);
     ncclResult_t outcome = what();
-    // Unless something else has gone wrong meanwhile.
+    // Keep any other error that has occurred meanwhile.
     auto in_progress = ncclInProgress;
     self->error_.compare_exchange_strong(in_progress, outcome);
   };
@@ -93,12 +93,12 @@ void Communicator::set_mesh(Mesh mesh) {
   has_left_.assign(ranks_, false);
 }
 
-ncclResult_t Communicator::join(const Meeting& meeting) {
+ncclResult_t Communicator::join(const BootstrapId& bootstrap) {
   return connect([&] {
     Socket listener = Socket::listen(own_address());
     Member self{rank_, ranks_, device_, process_number(), listener.address()};
-    auto members = meet(meeting, self, alarm_);
-    token_ = meeting.token;
+    auto members = join_bootstrap(bootstrap, self, alarm_);
+    token_ = bootstrap.token;
     set_mesh(standin::connect(members, rank_, token_, listener, alarm_));
   });
 }
@@ -146,7 +146,7 @@ ncclResult_t Communicator::split(int color, int key, std::shared_ptr<Communicato
   });
 }
 
-void Communicator::take_part(const Turn& turn, const std::function<void()>& operation) {
+void Communicator::run_in_turn(const Turn& turn, const std::function<void()>& operation) {
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return done_ >= turn.number() || is_aborted_; });
@@ -165,12 +165,12 @@ void Communicator::take_part(const Turn& turn, const std::function<void()>& oper
   } catch (const Interrupted&) {
     return;
   }
-  // It will never be over, until somebody aborts it.
+  // As with NCCL, the operation hangs until it is aborted.
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return is_aborted_.load(); });
 }
 
-void Communicator::look_after(int peer) {
+void Communicator::check_peer(int peer) {
   if (has_left_[peer]) {
     return;
   }
@@ -178,8 +178,8 @@ void Communicator::look_after(int peer) {
   if (poll(&file, 1, 0) <= 0) {
     return;
   }
-  // It is gone; if it has said goodbye, that is the last thing it said.
-  Notice notices[kMostNotices];
+  // The peer is gone; if it left in order, its last notice is a goodbye.
+  Notice notices[kMaxNotices];
   ssize_t bytes = recv(file.fd, notices, sizeof notices, MSG_PEEK | MSG_DONTWAIT);
   size_t count = bytes > 0 ? bytes / sizeof(Notice) : 0;
   if (count > 0 && notices[count - 1].kind == Notice::kGoodbye) {
@@ -216,21 +216,21 @@ void Communicator::leave() {
     try {
       mesh_.control[peer].send_all(&goodbye, sizeof goodbye, alarm_);
     } catch (const Lost&) {
-      // It has left before.
+      // It has already left.
     } catch (const Interrupted&) {
       return;
     }
   }
   std::lock_guard lock(mutex_);
   mesh_ = {};
-  is_over_ = true;
+  is_finalized_ = true;
 }
 
 void Communicator::abort() {
   std::unique_lock lock(mutex_);
   is_aborted_ = true;
   alarm_.ring();
-  // Others must see at once that this rank is gone; the files are closed when nobody uses them.
+  // Other ranks must notice at once; the sockets are closed once they are no longer in use.
   for (auto* sockets : {&mesh_.data, &mesh_.control}) {
     for (Socket& socket : *sockets) {
       if (socket.is_open()) {
@@ -239,7 +239,7 @@ void Communicator::abort() {
     }
   }
   changed_.notify_all();
-  // NCCL waits for its kernels, which may stand behind others on their stream.
+  // NCCL waits for its kernels, which may be queued behind other work.
   changed_.wait(lock, [&] { return done_ >= called_; });
 }
 

@@ -1,7 +1,7 @@
 // A communicator: one rank of several, and its connections to the others.
 //
-// What runs on streams goes through `take_part`: one after the other in the order in which it was
-// called, and it hangs when a peer is gone, as with NCCL, until it is aborted.
+// Operations on streams go through `run_in_turn`. They run in the order in which they were called,
+// and if a peer is gone they hang until aborted, as with NCCL.
 
 #pragma once
 
@@ -21,7 +21,7 @@ namespace standin {
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
-  // One operation of the communicator, from when it is called until it is over.
+  // One operation of the communicator, from the call to its completion.
   class Turn {
    public:
     Turn(std::shared_ptr<Communicator> owner, uint64_t number);
@@ -45,33 +45,33 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   const Alarm& alarm() const { return alarm_; }
   bool is_blocking() const { return is_blocking_; }
 
-  // Does it now; or, where calls do not wait, some time later on a thread of its own, and until
-  // then the communicator is in progress.
+  // Runs it now. If the communicator is non-blocking, runs it a little later on another thread; the
+  // communicator is in progress until then.
   ncclResult_t do_call(std::function<ncclResult_t()> what);
 
-  // Comes together with the others; what comes of it is in `error` too.
-  ncclResult_t join(const Meeting& meeting);
-  // Makes a communicator of those with the same color, in the order of their keys. None for those
-  // without.
+  // Connects to the other ranks. The result is also in `error`.
+  ncclResult_t join(const BootstrapId& bootstrap);
+  // Makes a communicator of the ranks with the same color, ordered by key; null for ranks without a
+  // color.
   ncclResult_t split(int color, int key, std::shared_ptr<Communicator>& made);
 
   std::shared_ptr<Turn> next_turn();
-  // On a stream: does it when its turn has come, and catches what goes wrong.
-  void take_part(const Turn& turn, const std::function<void()>& operation);
+  // Runs on a stream: waits for its turn, runs the operation and handles its errors.
+  void run_in_turn(const Turn& turn, const std::function<void()>& operation);
   Mesh& mesh() { return mesh_; }
-  // Throws Lost if a peer that has not said goodbye is gone, in the middle of an operation.
-  void look_after(int peer);
-  // For poll, without those who have left.
+  // Throws Lost if the peer is gone without a goodbye in the middle of an operation.
+  void check_peer(int peer);
+  // The peers to poll: those that haven't left.
   std::vector<int> watched() const;
 
-  // Waits until all that was called is over, and tells the others that this one leaves.
+  // Waits for all calls to complete, and tells the other ranks that this one is leaving.
   void leave();
-  // Everything that waits returns, and nothing works any more.
+  // Makes every wait return; the communicator is unusable afterwards.
   void abort();
-  // Whether it has left.
-  bool is_over() const { return is_over_; }
+  // Whether `leave` has completed.
+  bool is_finalized() const { return is_finalized_; }
 
-  // Of ncclCommGetAsyncError. Only the first one counts.
+  // What ncclCommGetAsyncError returns. The first error wins.
   ncclResult_t error() const { return error_; }
   void fail(ncclResult_t code, const std::string& reason);
   void set_error(ncclResult_t code) { error_ = code; }
@@ -94,7 +94,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   std::atomic<ncclResult_t> error_{ncclSuccess};
   std::atomic<bool> is_aborted_{false};
-  std::atomic<bool> is_over_{false};
+  std::atomic<bool> is_finalized_{false};
   std::mutex mutex_;
   std::condition_variable changed_;
   uint64_t called_ = 0;
@@ -102,7 +102,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::string last_error_;
 };
 
-// How long calls that do not wait take at least to be done.
+// The minimum delay of calls on non-blocking communicators.
 void delay_calls(int microseconds);
 
 }  // namespace standin

@@ -11,7 +11,7 @@ namespace standin {
 
 namespace {
 
-// What is carried out together: operations of one communicator on one stream.
+// Operations of one communicator on one stream, which run together.
 struct Batch {
   std::shared_ptr<Communicator> communicator;
   CUstream stream;
@@ -20,7 +20,7 @@ struct Batch {
 
 thread_local int depth = 0;
 thread_local std::vector<Batch> batches;
-thread_local std::vector<std::function<ncclResult_t()>> beside;
+thread_local std::vector<std::function<ncclResult_t()>> concurrent;
 
 ncclResult_t queue_now(Batch batch) {
   Work work;
@@ -36,7 +36,8 @@ ncclResult_t queue_now(Batch batch) {
   }
   auto turn = communicator->next_turn();
   work.run = [communicator, turn, operations = std::move(batch.operations)] {
-    communicator->take_part(*turn, [&] { perform(*communicator, turn->number() + 1, operations); });
+    communicator->run_in_turn(*turn,
+                              [&] { perform(*communicator, turn->number() + 1, operations); });
   };
   return queue_on(batch.stream, std::move(work)) == CUDA_SUCCESS ? ncclSuccess
                                                                  : ncclUnhandledCudaError;
@@ -64,7 +65,7 @@ ncclResult_t end_group() {
     bool is_well = outcome == ncclSuccess || outcome == ncclInProgress;
     outcome = is_well && one != ncclSuccess ? one : outcome;
   };
-  auto waiting = std::exchange(beside, {});
+  auto waiting = std::exchange(concurrent, {});
   std::vector<ncclResult_t> outcomes(waiting.size());
   std::vector<std::thread> threads;
   for (size_t index = 0; index < waiting.size(); ++index) {
@@ -96,11 +97,11 @@ ncclResult_t call(std::shared_ptr<Communicator> communicator, CUstream stream,
   return ncclSuccess;
 }
 
-ncclResult_t call_beside(std::function<ncclResult_t()> what) {
+ncclResult_t call_concurrently(std::function<ncclResult_t()> what) {
   if (!is_in_group()) {
     return what();
   }
-  beside.push_back(std::move(what));
+  concurrent.push_back(std::move(what));
   return ncclSuccess;
 }
 

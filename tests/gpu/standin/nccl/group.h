@@ -1,5 +1,5 @@
-// Group calls: what a thread calls between ncclGroupStart and ncclGroupEnd happens at the end, and
-// what belongs together at once.
+// Group calls: the calls between ncclGroupStart and ncclGroupEnd take effect at the end, those of
+// one communicator and stream as one batch.
 
 #pragma once
 
@@ -18,9 +18,10 @@ void start_group();
 ncclResult_t end_group();
 bool is_in_group();
 
-// Now, or at the end of the group: queues the operation on the stream.
+// Queues the operation on the stream, now or at the end of the group.
 ncclResult_t call(std::shared_ptr<Communicator> communicator, CUstream stream, Operation operation);
-// Now, or at the end of the group, beside all others: for what waits for other ranks.
-ncclResult_t call_beside(std::function<ncclResult_t()> what);
+// Runs `what` now, or at the end of the group concurrently with the others: for calls that wait for
+// other ranks.
+ncclResult_t call_concurrently(std::function<ncclResult_t()> what);
 
 }  // namespace standin

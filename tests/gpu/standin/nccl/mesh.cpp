@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x73746e6463636c31;
 
-// What the holder of a meeting answers, followed by the members if it is a success.
+// The bootstrap server's answer, followed by the members on success.
 struct Answer {
   int32_t code;
   char reason[124];
@@ -52,17 +52,17 @@ std::string problem_with(const std::vector<Guest>& guests, const Member& next) {
   return "";
 }
 
-void hold(const Socket& listener, uint64_t token) {
+void serve_bootstrap(const Socket& listener, uint64_t token) {
   Alarm never;
   std::vector<Guest> guests;
   Answer answer{};
   while (guests.empty() || guests.size() < static_cast<size_t>(guests[0].member.ranks)) {
     try {
       Guest guest{listener.accept(never), {}};
-      uint64_t of_token = 0;
-      guest.socket.receive_all(&of_token, sizeof of_token, never);
+      uint64_t their_token = 0;
+      guest.socket.receive_all(&their_token, sizeof their_token, never);
       guest.socket.receive_all(&guest.member, sizeof guest.member, never);
-      if (of_token != token) {
+      if (their_token != token) {
         continue;
       }
       std::string problem = problem_with(guests, guest.member);
@@ -73,7 +73,7 @@ void hold(const Socket& listener, uint64_t token) {
         break;
       }
     } catch (const Lost&) {
-      // Somebody who was only passing by, or died: the others wait, as with NCCL.
+      // A stray connection, or a rank that died. The others keep waiting, as with NCCL.
     }
   }
   std::vector<Member> members(answer.code == ncclSuccess ? guests.size() : 0);
@@ -87,7 +87,7 @@ void hold(const Socket& listener, uint64_t token) {
       guest.socket.send_all(&answer, sizeof answer, never);
       guest.socket.send_all(members.data(), members.size() * sizeof(Member), never);
     } catch (const Lost&) {
-      // The others will see it in the mesh.
+      // The other ranks will notice when they connect the mesh.
     }
   }
 }
@@ -99,22 +99,23 @@ uint64_t process_number() {
   return number;
 }
 
-Meeting open_meeting() {
+BootstrapId start_bootstrap() {
   auto listener = Socket::listen(own_address());
-  Meeting meeting{kMagic, random_number(), listener.address()};
-  // It ends when all have come; if they never do, with the process.
-  std::thread([listener = std::move(listener), token = meeting.token] {
-    hold(listener, token);
+  BootstrapId bootstrap{kMagic, random_number(), listener.address()};
+  // Runs until all ranks have joined, or until the process exits.
+  std::thread([listener = std::move(listener), token = bootstrap.token] {
+    serve_bootstrap(listener, token);
   }).detach();
-  return meeting;
+  return bootstrap;
 }
 
-std::vector<Member> meet(const Meeting& meeting, const Member& self, const Alarm& alarm) {
-  if (meeting.magic != kMagic) {
+std::vector<Member> join_bootstrap(const BootstrapId& bootstrap, const Member& self,
+                                   const Alarm& alarm) {
+  if (bootstrap.magic != kMagic) {
     throw Refused{ncclInvalidArgument, "this is no unique id of the stand-in"};
   }
-  Socket socket = Socket::connect(meeting.address, alarm);
-  socket.send_all(&meeting.token, sizeof meeting.token, alarm);
+  Socket socket = Socket::connect(bootstrap.address, alarm);
+  socket.send_all(&bootstrap.token, sizeof bootstrap.token, alarm);
   socket.send_all(&self, sizeof self, alarm);
   Answer answer;
   socket.receive_all(&answer, sizeof answer, alarm);

@@ -1,5 +1,5 @@
-// The mesh: two connections between every two ranks, one for data and one to see whether the
-// other is still there; and how ranks find each other to make it.
+// The mesh: two connections between every pair of ranks, one for data and one to notice when the
+// other is gone; and the bootstrap in which ranks find each other.
 
 #pragma once
 
@@ -13,45 +13,45 @@
 
 namespace standin {
 
-// What a unique id holds: where the process that made it listens, and a number to know it by.
-struct Meeting {
+// The contents of a unique id: the address of the process that made it, and a token.
+struct BootstrapId {
   uint64_t magic;
   uint64_t token;
   sockaddr_in address;
 };
 
-// A rank as it introduces itself.
+// What a rank says about itself.
 struct Member {
   int32_t rank;
   int32_t ranks;
   int32_t device;
-  // Equal for ranks of one process.
+  // Equal for ranks in the same process.
   uint64_t process;
   sockaddr_in address;
 };
 
-// By rank; the own places are empty.
+// Indexed by rank; a rank's own entries are empty.
 struct Mesh {
   std::vector<Socket> data;
   std::vector<Socket> control;
 };
 
-// Why ranks could not come together, as NCCL would call it.
+// Why ranks couldn't connect, as an NCCL error.
 struct Refused {
   ncclResult_t code;
   std::string reason;
 };
 
-// Opens a meeting that this process holds, as long as it takes. Throws Lost.
-Meeting open_meeting();
-// Comes to the meeting, and returns when all have: the members by rank. Throws Refused, Lost or
-// Interrupted.
-std::vector<Member> meet(const Meeting& meeting, const Member& self, const Alarm& alarm);
-// Connects every two members, of which each listens at the address that it gave.
+// Starts a bootstrap server in this process; it runs until all ranks have joined. Throws Lost.
+BootstrapId start_bootstrap();
+// Joins, and returns the members by rank once all have joined. Throws Refused, Lost or Interrupted.
+std::vector<Member> join_bootstrap(const BootstrapId& bootstrap, const Member& self,
+                                   const Alarm& alarm);
+// Connects every pair of members; each listens at the address it announced.
 Mesh connect(const std::vector<Member>& members, int rank, uint64_t token, const Socket& listener,
              const Alarm& alarm);
 
-// A number that no other process has.
+// A number unique to this process.
 uint64_t process_number();
 
 }  // namespace standin

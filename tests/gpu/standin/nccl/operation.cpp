@@ -13,14 +13,14 @@ namespace standin {
 
 namespace {
 
-// Norms are not larger than this, and are added in the order of ranks as the engine does it.
+// Up to this size, sums are made in rank order, as the engine does. Norms are always smaller.
 constexpr size_t kSmall = 64 * 1024;
 std::atomic<size_t> small{[] {
   const char* given = std::getenv("STANDIN_NCCL_SMALL");
   return given ? std::strtoull(given, nullptr, 10) : kSmall;
 }()};
 
-// Pieces of the ring begin at multiples of this, as those of rust/collective/ring do.
+// Pieces of the ring start at multiples of this, as in rust/collective/ring.
 constexpr size_t kPieceAlignment = 64;
 
 uint64_t address_of(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
@@ -33,9 +33,9 @@ size_t piece_start(size_t bytes, size_t pieces, size_t index) {
   return std::min(before * kPieceAlignment, bytes);
 }
 
-class Performance {
+class Execution {
  public:
-  Performance(Communicator& communicator, const Operation& operation, uint64_t number)
+  Execution(Communicator& communicator, const Operation& operation, uint64_t number)
       : communicator_(communicator),
         operation_(operation),
         rank_(communicator.rank()),
@@ -63,12 +63,12 @@ class Performance {
       case Kind::Broadcast:
         return broadcast();
       default:
-        return;  // Messages between two ranks are not run one by one.
+        return;  // Sends and receives are run together elsewhere.
     }
   }
 
  private:
-  // Sums of 16-bit floats are rounded at every hop of the ring, however small they are.
+  // Sums of 16-bit floats are rounded at every hop of the ring, whatever their size.
   bool is_small() const { return element_ > 2 && operation_.count * element_ <= small; }
 
   Label label(size_t piece, size_t bytes) const {
@@ -78,7 +78,7 @@ class Performance {
     return label;
   }
 
-  // Sends the same to all others, and puts what comes from each of them where `place` says.
+  // Sends `source(peer)` to every peer, and receives from it into `place(peer)`.
   template <typename Source, typename Place>
   void swap_with_all(Source source, Place place, size_t bytes) {
     std::vector<Outgoing> outgoing;
@@ -109,8 +109,9 @@ class Performance {
     reduction_.fold(result, in_order, elements);
   }
 
-  // The ring of rust/collective/ring: at step s position p sends piece p - s and gets piece
-  // p - s - 1, first to add the own numbers to it, then complete.
+  // The ring of rust/collective/ring: at step s, position p sends piece p - s and receives piece p
+  // - s - 1. In the first half it adds its own values to that piece; in the second half pieces
+  // arrive complete.
   void all_reduce_by_ring() {
     size_t bytes = operation_.count * element_;
     char* data = host(operation_.to);
@@ -294,7 +295,7 @@ void perform(Communicator& communicator, uint64_t number,
              const std::vector<Operation>& operations) {
   for (const Operation& operation : operations) {
     if (!is_between_two(operation.kind)) {
-      Performance(communicator, operation, number).run();
+      Execution(communicator, operation, number).run();
     }
   }
   exchange_messages(communicator, operations);

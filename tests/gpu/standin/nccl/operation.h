@@ -1,4 +1,4 @@
-// An operation of NCCL as it was called, what it touches, and how it is carried out.
+// An NCCL operation as it was called, the memory it touches, and how to run it.
 
 #pragma once
 
@@ -20,22 +20,22 @@ struct Operation {
   Kind kind;
   const void* from = nullptr;
   void* to = nullptr;
-  // As the call gives it: of the whole, or of one rank's block.
+  // The count in the call: of the whole tensor, or of one rank's block.
   size_t count = 0;
   ncclDataType_t type = ncclFloat32;
   ncclRedOp_t reduction = ncclSum;
-  // Or the peer.
+  // The peer, for sends and receives.
   int root = 0;
 
   std::string name() const;
   std::vector<Access> accesses(const Communicator& communicator) const;
 };
 
-// Carries out all of these, which are of one group call: collectives one after the other, then all
-// messages between two ranks at once. On the thread of a stream.
+// Runs all operations of one group call on a stream's thread: collectives in sequence, then all
+// sends and receives at once.
 void perform(Communicator& communicator, uint64_t number, const std::vector<Operation>& operations);
 
-// Sums of up to so many bytes are made in the order of ranks.
+// Sums of up to this many bytes are made in rank order.
 void set_small(size_t bytes);
 
 }  // namespace standin

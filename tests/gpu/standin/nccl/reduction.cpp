@@ -25,7 +25,7 @@ float widen(BrainFloat value) { return std::bit_cast<float>(uint32_t{value.bits}
 void narrow(float value, BrainFloat& stored) {
   auto bits = std::bit_cast<uint32_t>(value);
   bool is_nan = (bits & ~kSign) > kInfinity;
-  // Half of the last place, or just under it if that place is even.
+  // Rounds to nearest, ties to even.
   uint32_t rounded = is_nan ? bits | 0x00400000 : bits + 0x7fff + ((bits >> 16) & 1);
   stored.bits = static_cast<uint16_t>(rounded >> 16);
 }
@@ -52,11 +52,11 @@ void narrow(float value, Half& stored) {
   } else if (magnitude >= 0x47800000) {
     half = 0x7c00;  // 65536 and more.
   } else if (magnitude < 0x38800000) {
-    // Less than the least normal one: the sum has the last place of a subnormal as its own.
+    // Subnormal: adding 0.5 aligns the last bit with that of a subnormal half.
     float shifted = std::bit_cast<float>(magnitude) + 0.5f;
     half = std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(0.5f);
   } else {
-    // A carry goes into the exponent as it should, up to infinity.
+    // A carry correctly increments the exponent, up to infinity.
     half = (magnitude - (uint32_t{112} << 23) + 0x0fff + ((magnitude >> 13) & 1)) >> 13;
   }
   stored.bits = static_cast<uint16_t>(half | sign);
@@ -143,7 +143,7 @@ void fold_as(const Reduction& reduction, void* result,
   }
 }
 
-// Calls `what` with an element of the type.
+// Calls `what` with a value of the type.
 template <typename What>
 void for_type(ncclDataType_t type, What&& what) {
   switch (type) {

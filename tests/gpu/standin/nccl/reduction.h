@@ -1,7 +1,7 @@
-// Reductions: one operation on one type of element, on memory of the host.
+// Reductions: one operation on one element type, in host memory.
 //
-// 16-bit floats are added as 32-bit ones, and rounded whenever they are stored, to nearest, ties to
-// even. Which order numbers are combined in is the caller's business.
+// 16-bit floats are added in f32 and rounded whenever they are stored, to nearest, ties to even.
+// The caller chooses the order of summation.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace standin {
 
-// 0 for a type that is not known here.
+// 0 for an unsupported type.
 size_t element_bytes(ncclDataType_t type);
 bool is_known(ncclRedOp_t operation);
 
@@ -21,9 +21,9 @@ struct Reduction {
   ncclRedOp_t operation;
   int ranks;
 
-  // own = incoming op own, stored; `finish` if all contributions are in it then.
+  // Stores `incoming op own` in `own`. Set `finish` when this is the last contribution.
   void combine(void* own, const void* incoming, size_t elements, bool finish) const;
-  // From left to right, stored once.
+  // Folds from left to right, and rounds once.
   void fold(void* result, const std::vector<const void*>& contributions, size_t elements) const;
 };
 

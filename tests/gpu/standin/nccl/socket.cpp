@@ -33,7 +33,7 @@ void send_at_once(int file) {
   setsockopt(file, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
 }
 
-// As NCCL reads it: names or beginnings of names; with "=" whole names, with "^" all but these.
+// Parsed as NCCL does: a list of name prefixes; "=" matches exact names, "^" excludes.
 bool is_wanted(const std::string& name, std::string wanted) {
   bool is_exact = false;
   bool is_inverted = false;

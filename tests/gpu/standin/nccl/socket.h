@@ -1,4 +1,4 @@
-// Sockets of TCP that never block but in poll, where an alarm can wake them.
+// TCP sockets that block only in poll, where an alarm can wake them.
 
 #pragma once
 
@@ -16,7 +16,7 @@ struct Lost {
   std::string reason;
 };
 
-// The alarm has rung.
+// The alarm was triggered.
 struct Interrupted {};
 
 class Socket {
@@ -33,7 +33,7 @@ class Socket {
   void send_all(const void* data, size_t bytes, const Alarm& alarm) const;
   void receive_all(void* data, size_t bytes, const Alarm& alarm) const;
 
-  // What can be moved at once, perhaps nothing. Throw Lost.
+  // Transfers what it can without blocking, possibly nothing. Throws Lost.
   size_t send_some(const void* data, size_t bytes) const;
   size_t receive_some(void* data, size_t bytes) const;
 
@@ -50,8 +50,8 @@ class Socket {
   int file_ = -1;
 };
 
-// The address of this process for others: that of STANDIN_ADDRESS, of the interface that
-// NCCL_SOCKET_IFNAME names, or 127.0.0.1.
+// The address that other ranks connect to: STANDIN_ADDRESS, that of the interface in
+// NCCL_SOCKET_IFNAME, or 127.0.0.1.
 in_addr own_address();
 
 }  // namespace standin

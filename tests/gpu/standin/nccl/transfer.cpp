@@ -17,7 +17,7 @@ std::string describe(const Label& label) {
          std::to_string(label.root) + ", piece " + std::to_string(label.piece);
 }
 
-// The label of a message, and then its data, as far as they have been moved.
+// A message, sent as its label and then its data; `moved` counts the bytes of both.
 struct Leaving {
   Outgoing message;
   size_t moved = 0;
@@ -31,7 +31,7 @@ struct Arriving {
 
 constexpr size_t kLabel = sizeof(Label);
 
-// Whether it is all gone.
+// Sends what it can; returns whether the message is complete.
 bool push(Leaving& leaving, const Socket& socket) {
   const Label& label = leaving.message.label;
   while (leaving.moved < kLabel + label.bytes) {
@@ -49,7 +49,7 @@ bool push(Leaving& leaving, const Socket& socket) {
   return true;
 }
 
-// Whether it is all there.
+// Receives what it can; returns whether the message is complete.
 bool pull(Arriving& arriving, const Socket& socket) {
   const Label& expected = arriving.message.label;
   while (arriving.moved < kLabel + expected.bytes) {
@@ -71,7 +71,7 @@ bool pull(Arriving& arriving, const Socket& socket) {
   return true;
 }
 
-// Moves what can be moved of all, and forgets the peers with which all is done.
+// Transfers what it can with every peer, and removes the peers that are done.
 template <typename Message>
 void advance(std::map<int, std::deque<Message>>& by_peer, const std::vector<Socket>& sockets,
              bool (*move)(Message&, const Socket&)) {
@@ -114,7 +114,7 @@ void transfer(Communicator& communicator, const std::vector<Outgoing>& outgoing,
     for (auto& [peer, messages] : arriving) {
       files.push_back({sockets[peer].file(), POLLIN, 0});
     }
-    // Not only those that this one talks to: the death of any stops all.
+    // Watches all peers, not just those in this transfer: losing any rank stops everyone.
     std::vector<int> watched = communicator.watched();
     for (int peer : watched) {
       files.push_back({communicator.mesh().control[peer].file(), POLLRDHUP, 0});
@@ -127,7 +127,7 @@ void transfer(Communicator& communicator, const std::vector<Outgoing>& outgoing,
     }
     for (size_t index = 0; index < watched.size(); ++index) {
       if (files[files.size() - watched.size() + index].revents != 0) {
-        communicator.look_after(watched[index]);
+        communicator.check_peer(watched[index]);
       }
     }
   }

@@ -1,4 +1,4 @@
-// Transfers: messages to and from several peers at once, over the mesh, on the thread of a stream.
+// Transfers: messages to and from several peers at once over the mesh, on a stream's thread.
 
 #pragma once
 
@@ -9,16 +9,16 @@
 
 namespace standin {
 
-// What both ends of a message must agree on. NCCL does not look; here it is told.
+// What both ends of a message must agree on. NCCL doesn't check this; the stand-in does.
 struct Label {
-  // The number of the operation on its communicator; 0 for a message between two ranks only.
+  // The number of the operation on its communicator; 0 for sends and receives.
   uint64_t number = 0;
   uint32_t kind = 0;
   uint32_t type = 0;
   uint32_t operation = 0;
   int32_t root = 0;
   uint64_t count = 0;
-  // Which piece of the operation it is.
+  // The index of the piece within the operation.
   uint64_t piece = 0;
   uint64_t bytes = 0;
 
@@ -37,8 +37,8 @@ struct Incoming {
   void* data;
 };
 
-// All messages to a peer leave, and all from a peer arrive, in the order given. The labels say how
-// long they are. Throws Lost, Refused or Interrupted.
+// Messages to each peer are sent, and those from each peer received, in the given order; the labels
+// give their lengths. Throws Lost, Refused or Interrupted.
 void transfer(Communicator& communicator, const std::vector<Outgoing>& outgoing,
               const std::vector<Incoming>& incoming);
 

@@ -1,3 +1,3 @@
-// nccl.h includes this and uses nothing of it.
+// nccl.h includes this header but uses nothing from it.
 
 #pragma once

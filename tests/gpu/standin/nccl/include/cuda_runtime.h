@@ -1,4 +1,4 @@
-// All that nccl.h wants of the CUDA runtime. The real header needs a compiler for CUDA.
+// The part of the CUDA runtime that nccl.h needs. The real header needs a CUDA compiler.
 
 #pragma once
 
