@@ -1,4 +1,4 @@
-# Everything from a fresh clone: `make demo` and `make test` set up what they need, once.
+# All targets work in a fresh clone: `make demo` and `make test` set up what they need, once.
 #
 #   make demo         train a small model on two hosts with Gloo, its fp16 hook and gflow, table and plot
 #   make test         what a developer runs after a change (under 10 minutes on two cores)
@@ -6,7 +6,7 @@
 #   make conformance  all of PyTorch's own backend suite
 #   make bench        compare gflow with Gloo, MPI and the memory's limit in one interleaved run
 #   make bench-ddp    a training step of AlexNet on two hosts at 1 Gbit/s (needs root)
-#   make bench-quality  does training end as well: two tasks, several densities and seeds
+#   make bench-quality  does training reach the same quality: two tasks, several densities and seeds
 #   make lint         formatters and linters, as CI runs them
 #   make wheel        a wheel in dist/
 #   make clean        remove what was built, and .venv
@@ -19,7 +19,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 TORCH ?= torch==2.15.*
 BIN := .venv/bin
-# The venv's tools come first: ninja makes the second build quick.
+# The venv's tools come first: ninja makes later builds incremental.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 SOURCES := Cargo.toml Cargo.lock setup.py pyproject.toml \
@@ -56,11 +56,11 @@ build: .venv/.built
 demo: build
 	$(BIN)/python examples/demo.py
 
-# Each stage says how long it took.
+# Prints how long each stage took.
 STAGE = @$(BIN)/python tools/stage.py
-# How many Python tests run at once; auto: see tests/schedule.py.
+# How many Python tests run in parallel; for "auto" see tests/schedule.py.
 WORKERS ?= auto
-# What failed last time runs first.
+# Tests that failed last time run first.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --failed-first --durations=20
 LOOM = env RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=$(1) \
 	cargo test --locked --quiet --lib --target-dir target/loom model

@@ -1,8 +1,8 @@
 """Builds gflow: the Rust engine as a static library, linked with the C++ shim into gflow._C.
 
-One wheel fits one minor version of torch, because c10d is outside torch's stable ABI; the
-version that it was built for is written into the package, and `gflow` says so when it meets
-another. The build must never download a compiler: what is missing is named instead.
+A wheel works with one minor version of torch, because c10d is outside torch's stable ABI. That
+version is recorded in the package, and `gflow` reports a mismatch. The build must never download a
+compiler: it names the missing tool instead.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class BuildWithCargo(BuildExtension):
     def finalize_options(self) -> None:
         """Keep the objects of earlier builds."""
         super().finalize_options()
-        # pip gives a new folder each time; a fixed one makes the second build quick.
+        # pip passes a new folder each time; a fixed one makes later builds incremental.
         self.build_temp = str(ROOT / "build" / f"torch-{torch.__version__}-{sys.version_info[1]}")
 
     def build_extensions(self) -> None:
-        """Build the engine, the shim, and the note of the torch that they fit."""
+        """Build the engine and the shim, and record the torch version they were built for."""
         cargo_build()
         super().build_extensions()
         self._write_built_for()

@@ -1,4 +1,4 @@
-"""How long it takes to make a group of two ranks, with Gloo and with gflow in turn.
+"""Measures how long it takes to create a group of two ranks, alternating Gloo and gflow.
 
 torchrun --nproc-per-node 2 benches/startup.py
 """
@@ -14,7 +14,7 @@ ROUNDS = 15
 
 
 def main() -> None:
-    """Make groups in turn, and print the median time of each backend."""
+    """Create groups in turn, and print the median time of each backend."""
     gflow.register()
     dist.init_process_group("gloo")
     seconds: dict[str, list[float]] = {"gloo": [], "gflow": []}

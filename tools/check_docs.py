@@ -1,4 +1,4 @@
-"""Checks that what the documents name is still there.
+"""Checks that files and names mentioned in the documents still exist.
 
 - A relative link leads to a file, and its #anchor to a heading there.
 - A path in backticks (`rust/engine/queue.rs`) exists.
@@ -34,12 +34,12 @@ TYPE = re.compile(r"([A-Z]\w*[a-z]\w*)")
 QUALIFIED = re.compile(rf"(?:{NAME}::)+({NAME})(?:\(\))?")
 DEFINES = r"(?:fn|struct|enum|trait|type|const|static|macro_rules!|class|def)"
 NAME_IN_FILE = re.compile(rf"`(?:{NAME}::)*({NAME})(?:\(\))?`\s+\(`([\w./-]+)`\)")
-#: Names of torch and of the standard libraries, which stand in no source of ours.
+#: Names of torch and of the standard libraries, which our sources don't define.
 FOREIGN = re.compile(r"(c10|c10d|torch|at|std|Reducer)::")
 
 
 def main() -> int:
-    """Print everything that is wrong, and return how many things are."""
+    """Print all problems, and return how many there are."""
     problems = [problem for document in DOCUMENTS for problem in _problems(document)]
     drawn = subprocess.run([sys.executable, ROOT / "docs/figures/architecture.py", "--check"])
     for problem in problems:

@@ -15,8 +15,8 @@ from typing import NoReturn
 
 from . import case, environment, listing, report
 
-# PyTorch's own deadline comes first, because it shows where the ranks are stuck. This much later
-# ours ends whatever is left.
+# PyTorch's own deadline comes first, because it shows where the ranks are stuck. Ours comes this
+# many seconds later and ends whatever is left.
 GRACE = 30.0
 
 

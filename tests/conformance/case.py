@@ -77,7 +77,7 @@ def end_group(pid: int) -> None:
 
 
 def become_case(suite: type[unittest.TestCase], name: str, verdict: Path, log: Path) -> NoReturn:
-    """What the test's process does: start the ranks, join them and write the verdict."""
+    """Runs in the test's process: starts the ranks, joins them and writes the verdict."""
     try:
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""The environment that PyTorch's suite expects, and the loading of the suite in it.
+"""Sets up the environment that PyTorch's suite expects, and loads the suite in it.
 
 Must never leave a setting in place that turns skipped tests into passed ones.
 """
@@ -37,7 +37,7 @@ def prepare(backend: str, world_size: int, timeout: int, folder: Path) -> None:
 
 
 def find_backend(name: str) -> str | None:
-    """Where torch gets the backend from, so that a run can say what it tested; None: nowhere."""
+    """Where torch finds the backend, so that a run can say what it tested; None if it doesn't."""
     # The same search as torch's: of several with one name, the first on the path wins.
     for plugin in entry_points(group="torch.distributed.backends"):
         if plugin.name.lower() == name and plugin.dist is not None:
@@ -61,13 +61,13 @@ def load_suite(start: str) -> ModuleType:
         # A CUDA context does not survive a fork.
         start = "spawn" if torch.accelerator.is_available() else "fork"
     suite.BackendSuite.start_method = start
-    # What was imported stays out of every later collection, so that a forked rank neither copies
-    # nor tears it down object by object; what a rank makes itself is collected as ever.
+    # Garbage collection skips everything imported so far, so that a forked rank neither copies nor
+    # destroys it object by object; a rank's own objects are collected as usual.
     gc.freeze()
     return suite
 
 
 def leave(folder: Path) -> None:
-    """Removes what the tests left, and undoes the freeze so that this process ends in order."""
+    """Removes the tests' files, and undoes the freeze so that this process exits normally."""
     gc.unfreeze()
     shutil.rmtree(folder, ignore_errors=True)

@@ -31,7 +31,7 @@ class UnknownGateError(Exception):
 def load(backend: str) -> ModuleType:
     """PyTorch's suite as a module, with Gloo's gates open for `backend`."""
     if backend == PEER:
-        # Gloo is the measure: it runs what PyTorch ships, through the normal import.
+        # Gloo is the reference: it runs PyTorch's suite unmodified, through the normal import.
         return importlib.import_module(SUITE)
     if SUITE in sys.modules:
         raise RuntimeError(f"{SUITE} was imported before its gates were opened")
@@ -42,9 +42,9 @@ def load(backend: str) -> ModuleType:
     spec = importlib.util.find_spec(SUITE)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    # Under its own name, so that objects which the tests pickle find their classes again.
+    # Under its own name, so that objects pickled by the tests find their classes again.
     sys.modules[SUITE] = module
-    # Not with this file's own __future__ imports: they would turn the tests' annotations to text.
+    # Without this file's __future__ imports, which would turn the tests' annotations into strings.
     exec(compile(tree, origin, "exec", dont_inherit=True), module.__dict__)
     package, _, leaf = SUITE.rpartition(".")
     setattr(importlib.import_module(package), leaf, module)

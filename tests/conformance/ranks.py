@@ -1,4 +1,4 @@
-"""How the processes of a test start and end.
+"""Starts and ends the processes of a test.
 
 Importing torch costs each spawned rank seconds, and the suite starts hundreds of them. On a machine
 without an accelerator a rank can be forked from a process that has imported torch but has used
@@ -18,7 +18,7 @@ import signal
 
 
 class ForkedRank(multiprocessing.context.ForkProcess):
-    """A rank forked from the test's process, with a spawned rank's beginning and end."""
+    """A rank forked from the test's process that starts and exits like a spawned one."""
 
     def start(self) -> None:
         refuse_threads()

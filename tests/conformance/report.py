@@ -12,7 +12,7 @@ from pathlib import Path
 from .case import Outcome
 
 OUTPUT_LINES = 120
-# What triton's bindings print when the interpreter of a forked rank is finalized.
+# Printed by triton's bindings when the interpreter of a forked rank is finalized.
 NOISE = re.compile(r"nanobind: |See https://nanobind| - (leaked|\.\.\. skipped) ")
 
 

@@ -59,7 +59,7 @@ class BackendSuite(module.TestDistBackend, module.DistributedTest._DistTestBase)
         super()._check_return_codes(fn, *args, **kwargs)
         if fn in self.skip_return_code_checks:
             return
-        # PyTorch looks at the first rank alone: a crash of another one would pass unseen.
+        # PyTorch checks only the first rank: a crash of another one would go unnoticed.
         expected = self.special_return_code_checks.get(fn, 0)
         for rank, process in enumerate(self.processes):
             if process.exitcode != expected:

@@ -1,4 +1,4 @@
-"""A few calls of CUDA and NCCL from Python, on the stand-in.
+"""CUDA and NCCL calls from Python, on the stand-in.
 
 Loads the stand-in, so it belongs in a process of its own: whatever looks for libcuda.so.1 later in
 the same process finds the stand-in too.
@@ -72,7 +72,7 @@ def code_of(name: str, *arguments: object) -> int:
 
 
 def code_raised_by(action: Callable[[], object]) -> int:
-    """The code of the call in it that failed, 0 if none did."""
+    """The code of the call that failed in `action`; 0 if none did."""
     try:
         action()
     except CallFailed as failure:
@@ -96,7 +96,7 @@ def faults() -> int:
 
 
 class Memory:
-    """Some device memory."""
+    """An allocation of device memory."""
 
     def __init__(self, size: int):
         address = c_uint64()
@@ -125,7 +125,7 @@ class Event:
 
 
 class Stream:
-    """A stream, and what can be queued on it. `Stream(handle=None)` is the default stream."""
+    """A stream and its operations. `Stream(handle=None)` is the default stream."""
 
     def __init__(self, **given: None):
         self.handle = c_void_p()
@@ -147,7 +147,7 @@ class Stream:
         call("cuMemcpyHtoDAsync_v2", memory.address, kept, len(data), self.handle)
 
     def get(self, memory: Memory, start: int = 0, end: int | None = None) -> bytes:
-        """What is in the memory when all that is queued is done."""
+        """The contents of the memory once all queued work is done."""
         size = (memory.size if end is None else end) - start
         found = ctypes.create_string_buffer(size)
         call("cuMemcpyDtoHAsync_v2", found, memory.address + start, size, self.handle)
@@ -206,7 +206,7 @@ def unique_id() -> UniqueId:
 
 
 class Communicator:
-    """A rank of several, on the device that is current."""
+    """One rank of a communicator, on the current device."""
 
     def __init__(self, name: UniqueId, rank: int, ranks: int):
         self.handle = c_void_p()
@@ -235,7 +235,7 @@ class Communicator:
 
 
 def on_threads(count: int, function: Callable[[int], object]) -> list:
-    """Calls it once on each of `count` threads, with the device of the same number current."""
+    """Calls `function` on `count` threads, each with the device of its index current."""
     results: list = [None] * count
     errors: list[BaseException] = []
 

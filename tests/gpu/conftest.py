@@ -1,4 +1,4 @@
-"""Teams of ranks that have the stand-in as a torch device.
+"""Teams of ranks that use the stand-in as a torch device.
 
 These are separate from the ranks of other tests: once a process has the device, torch uses it as
 its accelerator.

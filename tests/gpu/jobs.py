@@ -1,5 +1,5 @@
-"""What ranks run in the tests on the device. Jobs that train take the device as an argument, so
-that their results can be compared with the CPU's to the bit.
+"""Jobs that ranks run in the device tests. Training jobs take the device as an argument, so that
+their results can be compared bit for bit with the CPU's.
 
 A group's options load the device, because a rank evaluates them before it makes the group.
 """
@@ -28,7 +28,7 @@ _loaded: Standin | None = None
 
 @dataclass(frozen=True)
 class Chosen:
-    """Gives the options of a group in the rank, which has the device from then on."""
+    """Makes a group's options in the rank, and loads the device there."""
 
     files: tuple[str, str, str]
     layout: str | None
@@ -41,18 +41,18 @@ class Chosen:
 
 
 def standin() -> Standin:
-    """The hooks of the stand-in, in a rank."""
+    """The stand-in's hooks, in a rank."""
     assert _loaded is not None, "the group of this rank was not made with Chosen"
     return _loaded
 
 
 def clean(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A job that fails if anything on the device was not in order, or went astray."""
+    """Makes a job fail if there was a race or an invalid access on the device."""
 
     @functools.wraps(function)
     def job(*arguments: Any) -> Any:
         standin().clear()
-        # A missing wait shows only if streams are not in step by chance.
+        # Random delays, so that streams don't stay in step by chance and hide a missing wait.
         standin().delay(100)
         try:
             value = function(*arguments)
@@ -67,7 +67,7 @@ def clean(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def to_host(value: Any) -> Any:
-    """The same with all tensors in the memory of the host."""
+    """The same value with all tensors in host memory."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu()
     if isinstance(value, dict):

@@ -1,5 +1,5 @@
 """Tests the GPU side of `gflow doctor` and `gflow bench` on the stand-in, so that the first user
-with GPUs gets numbers and not an error."""
+with GPUs gets numbers instead of an error."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests that DDP on the device delivers what it delivers on the CPU, to the bit, in all of its
-modes, and that nothing on the device was out of order.
+"""Tests that DDP on the device delivers the same bits as on the CPU in all of its modes, without a
+race on the device.
 
 With 16 bits on the wire the bits can differ: on the CPU the engine keeps what a hop rounds off, and
 NCCL does not report it. Those cases are compared with the method.

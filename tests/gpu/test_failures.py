@@ -1,5 +1,5 @@
-"""Tests that trouble on a device or with a peer ends the training with an error that says what
-happened, never with a hang."""
+"""Tests that a failing device or peer ends the training with an error that says what happened,
+never with a hang."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_rank_that_is_killed_is_named(on_device: Callable[..., Team], when: st
     assert isinstance(victim, Died)
     assert isinstance(survivor, Returned), survivor.story()
     for said in survivor.value:
-        # Whichever notices first: our own connection, or NCCL's.
+        # Either our own connection or NCCL's may notice first.
         assert "lost rank" in said or "NCCL says" in said, survivor.value
         assert "rank 1 " in said, survivor.value
 
@@ -142,7 +142,7 @@ def test_a_device_that_one_rank_cannot_use_is_told_to_all(on_device: Callable[..
     for first, second in on_device(2, {"timeout_s": 600.0}).run(unable):
         assert "rank 1 " in first, first
         assert "cannot be used: cuModuleLoadData" in first, first
-        # It is tried again.
+        # The second attempt succeeds.
         assert second == "no error", second
 
 

@@ -1,5 +1,5 @@
-"""Tests what a group serves: tensors of the host and of devices in one program, several devices of
-one process, groups within groups, and what is refused."""
+"""Tests what a group supports: host and device tensors in one program, several devices in one
+process, subgroups, and what is refused."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_each_collective_goes_where_it_belongs(
         assert seen["broadcast"] == [2.0] * 3
         assert seen["all_gather"] == seen["flat"] == [1.0] * 3 + [2.0] * 3
         assert seen["part"] == 2 * rank + 1
-        # Only where it compresses does the engine see what is on the device.
+        # The engine sees device tensors only if it compresses.
         assert seen["engine"] == {"all_reduce": by_engine}
 
 
@@ -67,14 +67,14 @@ def test_each_collective_goes_where_it_belongs(
 def batches(rank: int, world: int) -> dict[str, Any]:
     """Batched calls: messages in both directions, and what a coalescing manager collects."""
     there, group = torch.device(NAME, 0), dist.group.WORLD
-    # NCCL makes its connections at the first call, in which all ranks take part.
+    # NCCL connects in the first call, which must include all ranks.
     dist.broadcast(torch.ones(1, device=there), 0)
     seen: dict[str, Any] = {}
     for where in (there, torch.device("cpu")):
-        # More than a connection holds: who only sends waits until the other one receives.
+        # More than a connection buffers: a rank that only sends blocks until its peer receives.
         own = torch.full((1 << 21,), rank + 1.0, device=where)
         got = torch.empty_like(own)
-        # The engine has yet to begin it: it is no part of the batch.
+        # The engine hasn't started this one yet; it isn't part of the batch.
         before = torch.full((3,), rank + 1.0, device=where)
         pending = dist.all_reduce(before, async_op=True)
         operations = [
@@ -151,7 +151,7 @@ def bound(rank: int, world: int, chosen: jobs.Chosen) -> list[Any]:
     """Ranks that name their device."""
     options = chosen()
     device = torch.device(NAME, 1 + rank)
-    # Not the current one.
+    # Not the current device.
     dist.init_process_group(
         "gflow",
         store=rendezvous(),
@@ -198,7 +198,7 @@ def captured(rank: int, world: int) -> list[str]:
             said.append(str(error))
         finally:
             standin().capture(stream, False)
-        # Nobody is out of step because of it.
+        # The ranks are still in step.
         dist.all_reduce(tensor)
         said.append(str(tensor.item()))
     return said

@@ -19,7 +19,7 @@ STEPS, HALF, BAD = 10, 5, 7
 
 @jobs.clean
 def go_on(rank: int, world: int, device: str, interrupted: bool) -> Any:
-    """A training that is saved half way and resumed with a new model, or not interrupted."""
+    """Trains without interruption, or saves halfway and resumes with a new model."""
     model = model_on(device)
     for step in range(STEPS):
         if interrupted and step == HALF:
@@ -96,7 +96,7 @@ def test_a_scaler_is_followed(on_device: Callable[..., Team]) -> None:
             [bucket["residual"] for bucket in states[step]["models"][0]["buckets"]]
             for step in (BAD - 1, BAD)
         )
-        # What a skipped step has sent is kept again, in the unit of the new scale.
+        # A skipped step's gradients go back into the residual, in units of the new scale.
         assert same_bits(after, [residual * 0.5 for residual in before])
 
 
@@ -120,6 +120,6 @@ def test_the_counters_are_those_of_the_cpu(on_device: Callable[..., Team]) -> No
     for (*came, sent), (*expected, least) in zip(on_devices, on_cpus, strict=True):
         assert came == expected
         assert came[1:] == [1 + 3 * (STEPS - 1), STEPS * 4 * sum(SIZES), True]
-        # On the device the last chunk of a bucket, which is short, is sent as a whole one.
+        # On the device, a bucket's short last chunk is padded to a full one.
         padding = STEPS * CHUNK * 4
         assert all(0 <= one - other <= padding for one, other in zip(sent, least, strict=True))

@@ -77,7 +77,7 @@ def test_collectives_of_the_user_keep_their_place_between_buckets(
 
 @jobs.clean
 def wait_with_a_frozen_stream(rank: int, world: int) -> dict[str, Any]:
-    dist.all_reduce(torch.ones(1, device=NAME))  # all that is made once is there
+    dist.all_reduce(torch.ones(1, device=NAME))  # does all one-time set-up
     torch.accelerator.synchronize()
     busy, other = torch.Stream(NAME), torch.Stream(NAME)
     seen: dict[str, Any] = {}
@@ -94,7 +94,7 @@ def wait_with_a_frozen_stream(rank: int, world: int) -> dict[str, Any]:
             return done.value()[0] * 2
 
         doubled = future.then(double)
-        # Neither of these waits for the stream, which will never get there.
+        # Neither of these waits for the frozen stream.
         seen["waited"] = work.wait()
         seen["completed while frozen"] = work.is_completed()
     with other:
@@ -177,13 +177,13 @@ def step_without_waiting(rank: int, world: int, options: dict[str, Any]) -> list
 def test_a_step_waits_for_no_device(on_device: Callable[..., Team], fusion_bytes: int) -> None:
     options = {"gradient_as_bucket_view": True}
     for waits in on_device(2, fusion_bytes=fusion_bytes).run(step_without_waiting, options):
-        # At first DDP lays out its buckets, and residuals are made.
+        # In the first steps DDP lays out its buckets and residuals are allocated.
         assert waits[4:] == [0] * 4, waits
 
 
 @jobs.clean
 def let_go(rank: int, world: int) -> list[float]:
-    """Tensors that are dropped while they are exchanged."""
+    """Drops tensors while they are being exchanged."""
     stream = torch.Stream(NAME)
     results = []
     for number in range(20):
@@ -191,7 +191,7 @@ def let_go(rank: int, world: int) -> list[float]:
             tensor = torch.full((1000,), 1.0 + rank + number, device=NAME)
             work = dist.all_reduce(tensor, async_op=True)
             del tensor
-            # The same size, so that memory that was let go of too early would be taken.
+            # The same size, so that it would reuse memory that was freed too early.
             torch.full((1000,), -7.0, device=NAME)
             work.wait()
             results.append(work.result()[0][-1].item())
@@ -209,7 +209,7 @@ def nobody_waits(rank: int, world: int) -> float:
         tensor = torch.full((1000,), 1.0, device=NAME)
         dist.all_reduce(tensor, async_op=True)
         del tensor
-        dist.all_reduce(torch.ones(1))  # the engine is done with it when this is over
+        dist.all_reduce(torch.ones(1))  # once this returns, the engine is done with it
         torch.full((1000,), -7.0, device=NAME)
     last = torch.ones(1, device=NAME)
     dist.all_reduce(last)

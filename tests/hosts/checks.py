@@ -1,7 +1,7 @@
-"""What a rank runs in test_hosts.py: many checks in one group. For each it reports what was wrong,
-and a digest of all result bits.
+"""The program that ranks run in test_hosts.py: many checks in one group. For each it reports what
+was wrong, and a digest of all result bits.
 
-A check must never stop half way because a value is wrong: the other ranks would wait for its next
+A check must never stop halfway because a value is wrong: the other ranks would wait for its next
 collective. Expected values never come from a process group.
 """
 
@@ -94,7 +94,7 @@ def _rough(rank: int, dtype: torch.dtype) -> torch.Tensor:
 
 @functools.cache
 def _rough_result(op: str, dtype: torch.dtype, world: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is expected in double precision, and how far each value may be off."""
+    """The expected result in double precision, and how far each value may be off."""
     columns = torch.stack([_rough(rank, dtype).double() for rank in range(world)])
     results = {
         "SUM": (columns.sum(0), columns.abs().sum(0)),
@@ -259,7 +259,7 @@ def in_flight() -> Findings:
 
 
 def parts_of_the_world() -> Findings:
-    """Groups of the first and the last rank, of all but the first, and of every other one."""
+    """Groups of the first and last rank, of all but the first, and of every second rank."""
     everybody = list(members())
     for part in (sorted({0, everybody[-1]}), everybody[1:], everybody[::2]):
         group = dist.new_group(part)
@@ -318,7 +318,7 @@ CHECKS: dict[str, Callable[[], Findings]] = {
     "ddp with many buckets": functools.partial(ddp, 0.0002, False),
     "ddp with bucket views": functools.partial(ddp, 0.0002, True),
 }
-# For layouts that need only a second look.
+# For layouts that need only a few checks.
 FEW = [
     "all_reduce float32 SUM",
     "all_reduce int64 MAX",

@@ -1,6 +1,6 @@
-"""Fixtures of the tests on several hosts: the hosts, and notes of what was measured.
+"""Fixtures of the tests on several hosts: the hosts, and measurements for the summary.
 
-Where no network namespaces can be made, tests are skipped with the reason.
+Where network namespaces can't be created, tests are skipped with the reason.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ def hosts() -> Iterator[Callable[..., Network]]:
 
 @pytest.fixture
 def measured(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
-    """Notes a measurement for the summary at the end of the run; no test depends on it."""
+    """Records a measurement for the summary at the end of the run; no test depends on it."""
     return lambda text: record_property("measured", text)
 
 

@@ -1,5 +1,5 @@
-"""What a rank runs in test_costs.py: it measures what a group costs its process. The test judges
-the numbers.
+"""The program that ranks run in test_costs.py: it measures what a group costs its process. The test
+judges the numbers.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def memory() -> None:
 
 
 def ordinary_memory() -> None:
-    """The same for tensors that are not buckets."""
+    """The same for tensors outside bucket memory."""
     dist.all_reduce(torch.ones(100_000))
     before = resident()
     tensors = [torch.zeros(BUCKET) for _ in range(BUCKETS)]

@@ -1,5 +1,5 @@
-"""Ranks under observation: the test reads what they report, stops one or pulls a cable, and then
-sees how each of them ends.
+"""Ranks under observation: the test reads their reports, stops one or pulls a cable, and then
+checks how each of them ends.
 
 Every wait has a deadline, and no process is left behind.
 """
@@ -94,8 +94,8 @@ class Ranks:
         return now
 
     def ended(self, timeout_s: float = 60.0, but: Sequence[int] = ()) -> ScriptRun:
-        """How the ranks end, each by the deadline. Those in `but` are not waited for: they are
-        killed when the others have ended."""
+        """Waits until the ranks end, each by the deadline. Those in `but` are not waited for: they
+        are killed once the others have ended."""
         return script_run(self.processes, self._tag, time.monotonic() + timeout_s, but)
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""What a rank runs in test_loss.py: it calls all_reduce until that fails, and reports when, with
-which message, and when its group was destroyed.
+"""The program that ranks run in test_loss.py: it calls all_reduce until that fails, and reports
+when, with which message, and when its group was destroyed.
 
 It never forces the process to end: the test is about ending by itself.
 """
@@ -35,7 +35,7 @@ def bucket() -> Callable[[], None]:
 
 
 def small() -> Callable[[], None]:
-    """Many small tensors, always some of them in flight."""
+    """Many small tensors, with some always in flight."""
     tensors = [torch.zeros(1000) for _ in range(64)]
 
     def turn() -> None:
@@ -59,7 +59,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     timeout = timedelta(seconds=options.timeout_s)
-    # Connecting may take longer than an all_reduce may take here.
+    # Connecting may take longer than the timeout of an all_reduce here.
     dist.init_process_group(os.environ["BACKEND"], timeout=timedelta(seconds=60))
     dist.barrier()
     dist.group.WORLD._get_backend(torch.device("cpu")).set_timeout(timeout)

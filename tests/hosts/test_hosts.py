@@ -1,5 +1,5 @@
-"""Tests that collectives are right, to the bit and on every rank, wherever the ranks are: on one,
-two or three hosts, unevenly, interleaved.
+"""Tests that collectives are correct to the bit on every rank, wherever the ranks are: on one, two
+or three hosts, unevenly, interleaved.
 
 The ranks of a layout are started once and run every check of checks.py; each check is reported on
 its own.
@@ -36,7 +36,7 @@ class Layout:
     host_ids: tuple[str, ...] | None = None
     # These checks are repeated by a second set of ranks, and must give the same bits.
     again: list[str] = field(default_factory=list)
-    # Repeats what others check; only `make thorough` runs it.
+    # Repeats checks of other layouts; only `make thorough` runs it.
     repeats: bool = False
 
     def names(self) -> list[str]:
@@ -258,7 +258,7 @@ def test_an_interface_can_be_chosen_by_each_rank_for_itself(
 
 @pytest.fixture(scope="module")
 def alike() -> Iterator[ScriptRun]:
-    """Two hosts that claim to be one: the ranks expect to share memory, but cannot."""
+    """Two hosts that claim to be one: the ranks expect to share memory, but can't."""
     reason = why_not()
     if reason:
         pytest.skip(reason)

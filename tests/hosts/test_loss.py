@@ -47,7 +47,7 @@ ENDED_S = 20.0
 
 
 def stream(kind: str, timeout_s: float, places: Sequence[Host | None], keep: bool = False) -> Ranks:
-    """Ranks that call all_reduce all the time; all of them have begun when this returns."""
+    """Ranks that call all_reduce continuously; all of them have started when this returns."""
     arguments = [kind, str(timeout_s), *(["--keep"] if keep else [])]
     ranks = Ranks("tests.hosts.stream", places, {"BACKEND": "gflow"}, arguments)
     try:
@@ -95,7 +95,7 @@ def label(rank: int, host: str, pid: int) -> str:
 
 
 def lose(ranks: Ranks, victim: int, number: signal.Signals, hosts: Sequence[str]) -> Loss:
-    """Kills or stops a rank and sees how the others end."""
+    """Kills or stops a rank and waits for the others to end."""
     pid = ranks.processes[victim].pid
     since = ranks.signal(victim, number)
     run = ranks.ended(NOTICED_S + SLACK_S + ENDED_S, but=[victim])
@@ -189,7 +189,7 @@ TIMED = [
 def stream_on_hosts(
     layout: str, kind: str, rate: int | None, timeout_s: float
 ) -> Iterator[tuple[Ranks, list[Host]]]:
-    """Ranks that call all_reduce all the time, and the host of each."""
+    """Ranks that call all_reduce continuously, and the host of each."""
     if why_not():
         pytest.skip(why_not())
     numbers = LAYOUTS[layout]

@@ -1,6 +1,6 @@
-"""Tests that the hosts of these tests are separate hosts, and that nothing of them is left behind.
+"""Tests that the simulated hosts are separate hosts, and that they leave nothing behind.
 
-The engine takes no part: what its tests rely on is tested without it.
+The engine isn't involved: this checks what its tests rely on.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""Runs one case: its module, its function, and what else it is given. Or, as `serve`, every case
-whose name comes in, each in a child: what they import is then imported only once."""
+"""Runs one case, given its module, its function and further arguments. Or, as `serve`, runs every
+case named on stdin in a forked child, so that imports are paid for only once."""
 
 import faulthandler
 import importlib

@@ -1,4 +1,4 @@
-"""The collectives of NCCL: what they compute, to the bit, with threads and processes as ranks."""
+"""NCCL's collectives: bit-exact results, with threads and processes as ranks."""
 
 import os
 import subprocess
@@ -33,12 +33,12 @@ NUMPY = {
     "u8": np.uint8,
 }
 SIXTEEN = ("f16", "bf16")
-# A piece of the ring starts at a multiple of so many bytes.
+# Pieces of the ring start at multiples of this many bytes.
 ALIGNMENT = 64
 
 
 def widen(stored: np.ndarray, kind: str) -> np.ndarray:
-    """The type that sums are computed in."""
+    """Converts to the type that sums are computed in."""
     if kind == "bf16":
         return (stored.astype(np.uint32) << 16).view(np.float32)
     return stored.astype(np.float32) if kind == "f16" else stored
@@ -74,13 +74,13 @@ def finished(numbers: np.ndarray, reduction: str, ranks: int) -> np.ndarray:
 
 
 def folded(parts: list[np.ndarray], kind: str, reduction: str) -> np.ndarray:
-    """In rank order, rounded once."""
+    """The reduction in rank order, rounded once."""
     numbers = reduce(join(reduction), [widen(part, kind) for part in parts])
     return narrow(finished(numbers, reduction, len(parts)), kind)
 
 
 def round_the_ring(parts: list[np.ndarray], kind: str, reduction: str) -> np.ndarray:
-    """Each piece in its own order, rounded at every hop."""
+    """The reduction of a ring: each piece in its own order, rounded at every hop."""
     ranks, result = len(parts), parts[0].copy()
     each = ALIGNMENT // parts[0].itemsize
     units = -(-len(parts[0]) // each)
@@ -105,7 +105,7 @@ def bytes_of(memory: Memory, stream: Stream, kind: str) -> np.ndarray:
 
 
 def as_ranks(count: int, function: Callable[[Communicator, Stream], object]) -> list:
-    """Calls it on so many threads, each a rank with a device of its own."""
+    """Calls `function` on `count` threads, each a rank with its own device."""
     name = unique_id()
 
     def rank(index: int) -> object:
@@ -324,7 +324,7 @@ def operations_on_two_streams_keep_their_order() -> None:
         other, first, second = Stream(), Memory(400), Memory(400)
         stream.fill(first, 0)
         other.fill(second, 0)
-        # On one rank the first operation can only begin much later.
+        # Delays the first operation on one rank.
         if comm.rank == 0:
             stream.run(lambda: __import__("time").sleep(0.05))
         comm.all_reduce(first, 100, "f32", "sum", stream)

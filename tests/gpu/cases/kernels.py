@@ -1,4 +1,4 @@
-"""Kernels: the image must be real, the launch must be possible, the work is done on the stream."""
+"""Kernels: images must be valid, launches must be possible, and the work runs on the stream."""
 
 import struct
 from ctypes import byref, c_uint, c_uint64, c_void_p
@@ -25,7 +25,7 @@ INVALID_HANDLE = 400
 NOT_FOUND = 500
 ILLEGAL_ADDRESS = 700
 
-# Not the real ones: only their names and arguments count here, the host runs the real source.
+# Dummies: only their names and arguments matter, since the host runs the real source.
 RESCALE = """
 extern "C" __global__ void gflow_rescale(float* values, unsigned long long count, float factor) {
   values[threadIdx.x] *= factor;

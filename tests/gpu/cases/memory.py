@@ -1,4 +1,4 @@
-"""Device memory: who can touch it, and what is reported."""
+"""Device memory: which accesses work, and which are reported."""
 
 import ctypes
 import os
@@ -21,7 +21,7 @@ def the_host_cannot_touch_it() -> None:
     ):
         child = os.fork()
         if child == 0:
-            # The fault is meant: nobody needs to hear of it.
+            # The fault is intended, so no traceback is wanted.
             signal.signal(signal.SIGSEGV, signal.SIG_DFL)
             touch()
             os._exit(0)
@@ -77,7 +77,7 @@ def touching_freed_memory_is_reported_and_ends_the_device() -> None:
     assert code_of("cuStreamSynchronize", stream.handle) == ILLEGAL_ADDRESS
     assert faults() == 1
     assert b"freed" in cuda.standin_last_fault()
-    # As on a real device nothing works any more.
+    # As on a real device, nothing works after a fault.
     assert code_of("cuMemsetD8Async", other.address, 0, 64, stream.handle) == ILLEGAL_ADDRESS
     cuda.standin_clear()
     stream.fill(other, 1)

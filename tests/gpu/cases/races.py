@@ -1,4 +1,4 @@
-"""The happens-before check: what it catches, and what it must not take for a race."""
+"""The happens-before check: what it reports, and what it must not mistake for a race."""
 
 import ctypes
 import threading
@@ -12,7 +12,7 @@ def two_writes_without_an_event_are_a_race() -> None:
     use_device(0)
     first, second, memory = Stream(), Stream(), Memory(100)
     first.fill(memory, 1)
-    # Long over, and still a race: another time it may not be.
+    # The first fill is done by now, but nothing guarantees that, so it is still a race.
     time.sleep(0.02)
     second.fill(memory, 2)
     assert races() == 1
@@ -58,7 +58,7 @@ def a_part_of_what_another_has_written_is_enough_for_a_race() -> None:
     first.fill(memory, 1)
     second.fill(memory, 2, 40, 60)
     assert races() == 1
-    # What is left of it on both sides is still known.
+    # The parts on both sides of the overwritten range still belong to the first stream.
     first.fill(memory, 3, 0, 40)
     first.fill(memory, 3, 60, 100)
     assert races() == 1
@@ -80,7 +80,7 @@ def an_event_between_them_orders_them() -> None:
     first.fill(memory, 1)
     second.wait_for(first)
     second.fill(memory, 2)
-    # Through another stream too.
+    # Ordering is transitive across streams.
     third.wait_for(second)
     third.fill(memory, 3)
     first.wait_for(third)
@@ -162,7 +162,7 @@ def what_one_thread_was_told_does_not_count_for_another() -> None:
         use_device(0)
         while not event.is_done():
             time.sleep(0.001)
-        # Here it counts.
+        # On the thread that polled, the result counts.
         Stream().fill(memory, 2, 0, 50)
 
     thread = threading.Thread(target=poll)
@@ -183,9 +183,9 @@ def freed_memory_leaves_no_history() -> None:
     assert races() == 0
 
 
-# An exchange as the engine makes it: the caller writes a gradient, the stream of the engine works
-# on it and on a buffer of its own, and the caller goes on with the result. Without any one of its
-# waits there is a race; with all of them there is none, however slow the streams are.
+# An exchange as the engine runs it: the caller writes a gradient, the engine's stream works on it
+# and on a private buffer, and the caller continues with the result. Leaving out either wait is a
+# race; with both there is none, however slow the streams are.
 WAITS = ("for the gradient", "for the end")
 
 

@@ -159,7 +159,7 @@ def events_reach_across_devices() -> None:
     use_device(1)
     second = Stream()
     second.wait(event)
-    # But they are recorded only on streams of their own device.
+    # But an event can be recorded only on streams of its own device.
     assert code_of("cuEventRecord", event.handle, second.handle) == INVALID_HANDLE
     assert not second.is_done()
     gate.open()

@@ -1,4 +1,4 @@
-"""NCCL when something goes wrong: what hangs, what is told, and what an abort ends."""
+"""NCCL when something goes wrong: what hangs, what is reported, and what an abort ends."""
 
 import ctypes
 import os
@@ -95,7 +95,7 @@ def a_dead_peer_is_told_and_the_operation_hangs_until_the_abort() -> None:
     comm.all_reduce(memory, 1 << 18, "f32", "sum", stream)
     time.sleep(0.05)
     assert comm.async_error() == 0
-    # Not the one that this rank gets its data from.
+    # This rank receives no data from the killed one.
     children[0].kill()
     until(lambda: comm.async_error() != 0)
     assert comm.async_error() == REMOTE_ERROR
@@ -123,7 +123,7 @@ def a_peer_that_leaves_in_order_is_no_error() -> None:
     def rank(index: int) -> int:
         comm, stream, memory = Communicator(name, index, 3), Stream(), Memory(1 << 20)
         stream.fill(memory, 0)
-        # The last rank is late, so the first has left while others are still at it.
+        # The last rank is late, so the first has already left while others are still running.
         if index == 2:
             stream.run(lambda: time.sleep(0.1))
         given = (1 << 18, 7, 0, 1, comm.handle, stream.handle)
@@ -250,7 +250,7 @@ def calls_that_do_not_wait_are_done_later_and_one_after_the_other() -> None:
         until(lambda: comm.async_error() == 0)
         given = (memory.address, memory.address, 4, 1, 0, comm.handle, stream.handle)
         assert code_of("ncclAllReduce", *given) == IN_PROGRESS
-        # What is put on the stream now comes before it.
+        # The call hasn't queued anything yet, so this doesn't wait for it.
         stream.synchronize()
         assert code_of("ncclAllReduce", *given) == INVALID_ARGUMENT
         assert comm.async_error() == IN_PROGRESS

@@ -1,8 +1,8 @@
 """A torch device whose memory, streams and events are those of the stand-in driver.
 
-It is there so that what runs above the engine runs in tests as it would on a GPU: torch's autograd,
-DDP, and gflow's own C++ half. Every operator is a kernel on a stream, on memory that the host
-cannot touch, so a wait that is missing is a race, and a stray access a fault.
+It lets tests run everything above the engine as on a GPU: torch's autograd, DDP, and gflow's C++
+shim. Every operator is a kernel on a stream, on memory that the host can't touch, so a missing wait
+is a race and a stray access is a fault.
 
     device.load()                         # in the rank
     torch.ones(3, device="standin:0")

@@ -1,6 +1,6 @@
-"""Builds the extension that makes the stand-in a torch device, where the stand-in itself is built.
+"""Builds the extension that makes the stand-in a torch device, next to the stand-in itself.
 
-Nothing here loads the extension: the process that runs the tests stays without the device.
+Nothing here loads the extension: the test runner itself never gets the device.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def build() -> tuple[Path, standin.Paths]:
 
 def _rules(paths: standin.Paths) -> str:
     """The rules for ninja, which recompiles only what has changed."""
-    # The header of NCCL wants one of CUDA that only comes with the whole toolkit.
+    # nccl.h includes a CUDA header that only comes with the full toolkit.
     ours = HERE.parent / "standin"
     folders = [ours, ours / "nccl" / "include", *standin.header_directories()]
     folders += [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]

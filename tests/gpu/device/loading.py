@@ -1,4 +1,4 @@
-"""Makes the stand-in a device of the torch of this process, and gflow serve it."""
+"""Registers the stand-in as a torch device in this process, and enables gflow for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME = "standin"
 
 
 class Standin:
-    """The hooks of the stand-in for tests."""
+    """The stand-in's hooks for tests."""
 
     def __init__(self, library: str) -> None:
         self._library = ctypes.CDLL(library)
@@ -30,12 +30,12 @@ class Standin:
         self._library.standin_host_waits.restype = ctypes.c_ulonglong
 
     def races(self) -> str:
-        """The last two accesses that nothing ordered, in words; empty if there were none."""
+        """Describes the last race; empty if there was none."""
         text = self._library.standin_last_race().decode()
         return text if self._library.standin_races() else ""
 
     def faults(self) -> str:
-        """The last access that went astray, in words; empty if there was none."""
+        """Describes the last invalid access; empty if there was none."""
         text = self._library.standin_last_fault().decode()
         return text if self._library.standin_faults() else ""
 
@@ -48,27 +48,27 @@ class Standin:
         self._library.standin_fail_next(function.encode(), code)
 
     def delay(self, microseconds: int) -> None:
-        """Every stream waits a random time of up to this before everything that it does."""
+        """Streams sleep for a random time of up to this long before each piece of work."""
         self._library.standin_delay_streams(microseconds)
 
     def freeze(self, stream: torch.Stream, frozen: bool = True) -> None:
-        """The stream does nothing more, as if its work never ended."""
+        """The stream makes no progress, as if its work never ended."""
         self._library.standin_freeze_stream(ctypes.c_void_p(stream.native_handle), int(frozen))
 
     def capture(self, stream: torch.Stream, capturing: bool = True) -> None:
-        """The stream says that it is being captured into a graph."""
+        """The stream reports that it is being captured into a graph."""
         self._library.standin_capture_stream(ctypes.c_void_p(stream.native_handle), int(capturing))
 
     def host_waits(self) -> int:
-        """How often a thread of the host has waited for a device."""
+        """How often a host thread has waited for a device."""
         return self._library.standin_host_waits()
 
 
 @functools.cache
 def load(extension: str, cuda: str, nccl: str) -> Standin:
-    """Load the device; once in a process. The arguments are the files that `build` made."""
-    # Under its own name, so that whoever looks for a driver from now on finds this one. Torch has
-    # loaded an NCCL already, so the engine is told of this one.
+    """Load the device, once per process. The arguments are the files that `build` made."""
+    # Under its real name, so that any later lookup of a driver finds this one. Torch has already
+    # loaded an NCCL, so the engine is told where this one is.
     ctypes.CDLL(cuda, mode=ctypes.RTLD_GLOBAL)
     os.environ["GFLOW_NCCL"] = nccl
     native = _import(Path(extension))
@@ -95,7 +95,7 @@ def _import(file: Path) -> Any:
 
 
 def _device_module(native: Any) -> types.ModuleType:
-    """`torch.standin`: what torch and DDP ask a module of a device for."""
+    """`torch.standin`: the functions that torch and DDP expect in a device's module."""
     module = types.ModuleType(f"torch.{NAME}")
     module.is_available = lambda: native.device_count() > 0
     module.is_initialized = lambda: True

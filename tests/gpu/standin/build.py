@@ -34,7 +34,7 @@ class Paths:
     nccl: Path
 
     def environment(self) -> dict[str, str]:
-        """The variables with which a process finds the stand-in instead of the real libraries."""
+        """Variables that make a process load the stand-in instead of the real libraries."""
         found = os.environ.get("LD_LIBRARY_PATH")
         path = f"{self.folder}:{found}" if found else str(self.folder)
         return {"LD_LIBRARY_PATH": path, "GFLOW_NCCL": str(self.nccl)}
@@ -52,7 +52,7 @@ def build(folder: Path | str | None = None) -> Paths:
         headers = [f"-isystem{directory}" for directory in header_directories()]
         host_kernels = REPOSITORY / "tests" / "gpu" / "host_kernels" / "host_kernels.cpp"
         driver = _compile([*_sources("driver"), host_kernels], headers, objects)
-        # In place of the headers of the CUDA runtime, which need a compiler for CUDA.
+        # Replaces the CUDA runtime headers, which need a CUDA compiler.
         headers = [f"-isystem{HERE / 'nccl' / 'include'}", *headers]
         nccl = _compile(_sources("nccl"), headers, objects)
         _link(paths.cuda, driver, ["-ldl"])
@@ -114,11 +114,11 @@ def _link(library: Path, objects: list[Path], more: list[str]) -> None:
     if library.exists() and library.stat().st_mtime_ns >= newest:
         return
     unfinished = library.with_suffix(".new")
-    # Threads run in it, so it stays when a program thinks that it is done with it.
+    # nodelete: threads run in the library, so dlclose must not unload it.
     options = [f"-Wl,-soname,{library.name}", "-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,-Bsymbolic"]
     command = [os.environ.get("CXX", "g++"), "-shared", "-pthread", *options]
     subprocess.run([*command, *map(str, objects), *more, "-o", str(unfinished)], check=True)
-    # In one step: a process that has loaded the old one keeps it.
+    # Atomic: a process that has loaded the old library keeps it.
     unfinished.rename(library)
 
 
