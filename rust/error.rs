@@ -11,7 +11,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
     /// The ranks made different calls, or one made a wrong one. Only headers were exchanged, so
-    /// the group is still in step and can go on.
+    /// the group is still in step and can continue.
     Mismatch(String),
     /// A peer's connection ended.
     PeerLost { peer: String, doing: String, reason: String },
@@ -34,7 +34,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the group can go on after this error: the ranks are still in step.
+    /// Whether the group can continue after this error: the ranks are still in step.
     pub fn leaves_group_usable(&self) -> bool {
         matches!(self, Error::Mismatch(_) | Error::Operation(_))
     }

@@ -710,7 +710,7 @@ def test_hosts_are_gone_after_an_interruption(number: signal.Signals) -> None:
     assert namespaces_of(bench.pid) == set()
 
 
-# --- ranks; what they run is at the top level, where a rank can find it
+# --- functions that ranks run; at the top level, where a rank can find them
 
 
 def add_up(rank: Any, of: list[int]) -> list[int]:

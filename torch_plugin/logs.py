@@ -76,7 +76,7 @@ _reader: _Reader | None = None
 
 
 def start() -> None:
-    """Let the engine log at the level that holds now. Called for every group that is made."""
+    """Pass the current log level to the engine. Called for every new group."""
     global _reader
     level = _level()
     native.library.start_log(_engine_level(level))

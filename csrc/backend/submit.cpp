@@ -108,7 +108,7 @@ c10::intrusive_ptr<Backend> GflowBackend::inner_for_direct_call(at::Device devic
 }
 
 void GflowBackend::fence_device_calls() {
-  // In a group that has failed, nobody should wait for lost ranks in the inner backend.
+  // In a group that has failed, don't wait for lost ranks in the inner backend.
   check_usable();
   if (!engine_has_device_calls_.exchange(false)) return;
   WithoutGil without_gil;

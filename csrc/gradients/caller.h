@@ -1,5 +1,5 @@
-// Who calls a collective during a backward pass, and for which model: DDP's Reducer itself, or
-// Python code such as a communication hook of the user's. Only what the Reducer submits by itself
+// Identifies the caller of a collective during a backward pass, and its model: DDP's Reducer
+// itself, or Python code such as a user's communication hook. Only what the Reducer submits itself
 // may be compressed; a user's hook gets exactly what it asks for.
 #pragma once
 

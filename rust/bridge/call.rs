@@ -42,7 +42,7 @@ impl Group {
         })
     }
 
-    /// Exchanges held-back buckets now: somebody waits for one.
+    /// Exchanges held-back buckets now, because the job waits for one.
     pub(super) fn flush(&self) -> Result<()> {
         self.guard(|| {
             self.0.engine.flush();

@@ -123,7 +123,7 @@ impl Fabric {
 
     /// The ring between hosts, and what its waits must watch.
     pub fn ring(&mut self) -> Option<(MutexGuard<'_, Ring>, &mut dyn Watch)> {
-        // After a panic the group is over, so a half-done exchange does not matter.
+        // A panic ends the group, so a half-done exchange doesn't matter.
         let ring = self.ring.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
         Some((ring, self.mesh.as_mut()))
     }

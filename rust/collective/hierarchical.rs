@@ -27,7 +27,7 @@ pub fn all_reduce(
     if fabric.topology().hosts() == 1 {
         return match (fabric.local(deadline), in_arenas) {
             (None, _) => {
-                // SAFETY: the one rank of the group has its tensor to itself.
+                // SAFETY: with a single rank, nothing else accesses the tensor.
                 unsafe { reducer.fold(&[tensor.address], &[tensor.address], tensor.bytes, true) };
                 Ok(())
             }

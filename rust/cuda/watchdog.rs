@@ -1,5 +1,5 @@
-//! The watchdog: one thread per group that watches what is enqueued on the group's devices, because
-//! nobody else waits there.
+//! The watchdog: one thread per group that watches the work enqueued on the group's devices,
+//! because no other thread waits for it.
 //!
 //! It reports the first failure of a device, of NCCL or of another rank, and the first missed
 //! deadline. Then it aborts the communicators, so that no kernel waits for a rank that will not
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// How often to poll while something is in flight.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// How often to poll while somebody is in [`Watchdog::wait_idle`].
+/// How often to poll while a thread is in [`Watchdog::wait_idle`].
 const EAGER_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// How long to wait for the communicators to close: finalizing, and if that fails an abort, which
 /// first waits for calls, and NCCL for its threads. After that they are left behind.
@@ -251,8 +251,8 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
             let mut faults = communicators.iter();
             let nccl_fault = faults.find_map(|communicator| communicator.check_async_error().err());
             if let Some((work, failure)) = self.poll(nccl_fault) {
-                // A missed deadline during shutdown is not the group's failure: nobody waits any
-                // more.
+                // A missed deadline during shutdown doesn't fail the group: nothing waits for
+                // the work.
                 if !self.lock().shutdown_requested || failure != WatchFailure::DeadlineExceeded {
                     log_failure(&failure);
                     client.fail(&work, failure);

@@ -120,7 +120,8 @@ impl Engine {
     /// Runs an operation that is not a collective outside of the queue: a send or a receive.
     pub fn submit_aside(&self, operation: Arc<dyn Operation>) -> Result<()> {
         self.shared.activity.begin_aside(&operation);
-        // After that: if the group is closed meanwhile, either it is completed there or seen here.
+        // Checked after `begin_aside`: if the group closes meanwhile, either closing completes the operation
+        // or this check fails.
         if let Err(error) = self.check_usable() {
             self.shared.activity.end_aside(&operation);
             return Err(error);
@@ -141,7 +142,7 @@ impl Engine {
         self.shared.queue.push_flush();
     }
 
-    /// Exchanges the gradients that are held: somebody waits for one of them.
+    /// Exchanges the gradients that are held, because the job waits for one of them.
     pub fn flush(&self) {
         self.shared.queue.push_flush();
     }

@@ -2,7 +2,7 @@
 //! gradients between them.
 //!
 //! One task runs at a time: the thread that takes one says when it is done. The queue is closed once, with
-//! a reason that every later call gets. It never drops an operation: jobs that cannot run any more are
+//! a reason that every later call gets. It never drops an operation: jobs that can no longer run are
 //! handed back to be completed with an error.
 
 use super::operation::Operation;
@@ -141,7 +141,7 @@ impl Queue {
         self.lock().check_open()
     }
 
-    /// Takes no more jobs; those already queued can still be popped. The first reason stays.
+    /// Takes no more jobs; those already queued can still be popped. The first reason wins.
     pub fn close(&self, reason: Error) {
         self.lock().closed.get_or_insert(reason);
         self.changed.notify_all();

@@ -146,7 +146,7 @@ impl<'a> Run<'a> {
         let fits = plan.bytes(memory) <= fabric.inline_bytes();
         let inline = plan.inline_tensor(memory, fabric.rank());
         let tensor = if fits && !(compresses && call.bucket != 0) {
-            // SAFETY: the tensor belongs to the operation until that is complete; nobody writes it now.
+            // SAFETY: the tensor belongs to the operation until that is complete; nothing writes it now.
             TensorInfo { bytes: unsafe { inline.as_slice() }, ..TensorInfo::default() }
         } else {
             let offset = fabric.offset_of(inline.address, inline.bytes);

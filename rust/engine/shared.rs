@@ -62,7 +62,7 @@ pub struct Shared {
     pub pool: Arc<BlockingPool>,
     /// Buckets that are gone, until their state can be dropped.
     gone: Mutex<Vec<u32>>,
-    /// For the user, until somebody takes it.
+    /// For the user, until it is taken.
     compression_started: Mutex<Option<CompressionStarted>>,
 }
 

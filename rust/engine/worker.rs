@@ -20,7 +20,7 @@ pub fn serve(shared: &Shared) {
             Task::Flush => complete(shared, None, |run| run.flush()),
         }
     }
-    // If the group failed while nothing was running here, nobody else has told the peers.
+    // If the group failed while nothing was running here, the peers haven't been told yet.
     let goodbye = match shared.queue.failure() {
         Some(error) => Goodbye { gave_up: true, reason: format!("it gave up: {error}") },
         None => {

@@ -98,7 +98,7 @@ impl<T> Gradients<T> {
     }
 
     /// The training job has decided about the gradients exchanged since the last call, and changed their
-    /// unit by `factor`. If it `skipped` the step, nobody used them, so their exchanges are undone.
+    /// unit by `factor`. If it `skipped` the step, they were not used, so their exchanges are undone.
     pub fn record_step(&mut self, skipped: bool, factor: f32) -> cuda::Result<()> {
         self.exchanger.store.record_step(skipped, factor)
     }

@@ -1,7 +1,7 @@
 //! The NCCL bootstrap: makes the communicators of a device, together with all ranks of the group.
 //!
 //! The rank that makes a communicator's id sends it over the connections that the group already has. So
-//! only ranks that have proved the group's key can join, and no store is needed any more.
+//! only ranks that have proved the group's key can join, and the store is no longer needed.
 //!
 //! NCCL connects the ranks of a communicator in the background, for as long as it likes. Every wait for
 //! it here also checks the peers and the deadline.
@@ -66,7 +66,7 @@ pub fn bootstrap(
     });
     let across = across.filter(|_| hosts > 1);
 
-    // First, and on every rank: a rank that cannot go on must say so before the others wait in NCCL.
+    // First, and on every rank: a rank that can't continue must say so before the others wait in NCCL.
     let is_usable = queue.nccl.ensure_non_blocking();
     let make = |membership: Option<Membership>| match membership {
         Some(membership) if membership.maker == rank => queue.nccl.unique_id().map(Some),

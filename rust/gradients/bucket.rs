@@ -123,7 +123,7 @@ impl Bucket {
         }
     }
 
-    /// The exchanges so far will not be undone any more.
+    /// The exchanges so far can no longer be undone.
     pub fn commit(&mut self) {
         self.backup.is_valid = false;
     }

@@ -75,7 +75,7 @@ impl Courier {
             match self.deliveries.recv_timeout(CHECK_EVERY) {
                 Ok(delivery) => return Ok(delivery),
                 Err(RecvTimeoutError::Timeout) => check().inspect_err(|_| {
-                    // Nobody needs the parcels under way any more.
+                    // The parcels under way are no longer needed.
                     self.stop_requested.store(true, Ordering::Release);
                 })?,
                 Err(RecvTimeoutError::Disconnected) => return Err(has_ended()),

@@ -15,7 +15,7 @@
 //! | `config` | what the user set, and how it treats a bucket in a step |
 //! | `exchange_path`, `paths` | the stages, as a trait; one path for host memory, one for each device |
 //! | `host_path`, `shard`, `accumulation`, `norms` | the stages in host memory |
-//! | `courier`, `parcel`, `parcel_pool` | how chunks travel round the ring while the worker goes on |
+//! | `courier`, `parcel`, `parcel_pool` | how chunks travel round the ring while the worker continues |
 //! | `device_path`, `devices`, `bootstrap` | the stages on a device, its queue, and its NCCL communicators |
 //! | `fused_bucket`, `failure` | a bucket during one exchange, and why that failed |
 //! | `bucket`, `state_buffer`, `store` | what is kept of a bucket from step to step |

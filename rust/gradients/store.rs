@@ -45,7 +45,7 @@ impl BucketStore {
     }
 
     /// The training job has decided about the gradients exchanged since the last call, and changed their
-    /// unit by `factor`. If it `skipped` the step, nobody used them, so their exchanges are undone.
+    /// unit by `factor`. If it `skipped` the step, they were not used, so their exchanges are undone.
     pub fn record_step(&mut self, skipped: bool, factor: f32) -> cuda::Result<()> {
         for bucket in self.buckets.values_mut() {
             if skipped {

@@ -34,7 +34,7 @@ impl OverlapTimer {
         state.since.get_or_insert(now);
     }
 
-    /// The backward pass is over: from now on the job waits.
+    /// The backward pass has ended: from now on the job waits.
     pub fn backward_ended(&self, now: Instant) {
         let mut state = self.lock();
         if state.in_flight > 0 {

@@ -181,7 +181,7 @@ unsafe fn by_tiles<T: Stored, O: ReduceOp<T::Number>>(
                 *folded = O::finish(*folded, ranks);
             }
         }
-        // SAFETY: inside the region and aligned; no source is borrowed any more, and destinations
+        // SAFETY: inside the region and aligned; no source is still borrowed, and destinations
         // don't overlap.
         let write = |to: &*mut u8| unsafe { from_raw_parts_mut(to.add(start).cast::<T>(), count) };
         // Two at a time again. Copying from the first destination to the others would call memcpy,

@@ -51,7 +51,7 @@ impl Reducer {
     ///
     /// # Safety
     /// Every source can be read and every destination written for `bytes` bytes, a multiple of
-    /// [`Reducer::element_bytes`]; nobody else writes to the former or touches the latter. All are
+    /// [`Reducer::element_bytes`]; nothing else writes to the former or touches the latter. All are
     /// aligned for the element. A destination either starts at the same byte as a source or
     /// overlaps none; no two destinations overlap. A source that is a destination may be given
     /// twice, but overlaps no source partially.

@@ -3,7 +3,7 @@
 //! A frame is its length (u32, little-endian, of what follows), one byte of purpose, and the
 //! payload. Nothing from the wire is trusted: a length is checked before any byte is kept.
 
-/// The longest payload that gflow sends; a longer frame comes from somebody else.
+/// The longest payload that gflow sends; a longer frame isn't ours.
 pub const MAX_PAYLOAD: usize = 64 * 1024;
 
 const LENGTH_BYTES: usize = 4;

@@ -50,7 +50,7 @@ pub trait Peers: Watch + Send {
         deadline: Instant,
     ) -> Result<(), Failure>;
 
-    /// Waits until `done` is raised or `limit` is over; fails if a peer is lost or the group is
+    /// Waits until `done` is raised or `limit` has passed; fails if a peer is lost or the group is
     /// interrupted.
     fn watch_until(&mut self, done: &Interrupt, limit: Duration) -> Result<(), Failure>;
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 const SLOW: Duration = Duration::from_secs(1);
 
 pub struct SlowWait {
-    /// When to report; `None` if that is done, or nobody would read it.
+    /// When to report; `None` if that is done or logging is off.
     report_at: Option<Instant>,
     reported: Option<Instant>,
 }
@@ -32,7 +32,7 @@ impl SlowWait {
         }
     }
 
-    /// Call it when nobody is missing any more.
+    /// Call it once all ranks are there.
     pub fn end(self) {
         if let Some(at) = self.reported {
             let waited = SLOW + at.elapsed();

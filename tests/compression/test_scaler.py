@@ -76,7 +76,7 @@ def test_a_skipped_step_leaves_what_is_kept_as_it_was_to_the_bit(
         before, after = answer["skipped"]
         assert answer["scales"][BAD_STEP] == answer["scales"][BAD_STEP - 1] / 2
         assert same_bits(answer["weights"][BAD_STEP], answer["weights"][BAD_STEP - 1])
-        # The scale is half of what it was, and so is what is kept, exactly: a power of two.
+        # The scale has halved, and so has the residual, exactly: a power of two.
         assert same_bits([one * 0.5 for one in kept_of(before)], kept_of(after))
         # Training continues.
         assert not same_bits(answer["weights"][-1], answer["weights"][BAD_STEP])

@@ -129,7 +129,7 @@ def _exit_on_sigterm() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
-    # Only the main thread may set handlers, and somebody else's handler is not replaced.
+    # Only the main thread may set handlers, and an existing handler is not replaced.
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL

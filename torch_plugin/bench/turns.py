@@ -108,7 +108,7 @@ class Timings:
         self.calls += skipped + counted
 
     def on_slowest_rank(self) -> list[float]:
-        """The seconds of each call on its slowest rank: only then it is over."""
+        """The seconds of each call on its slowest rank, which ends it."""
         import torch
         import torch.distributed as dist
 

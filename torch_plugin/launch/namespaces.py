@@ -77,7 +77,7 @@ class Host:
         return command_of_child(command, self._namespace.pid)
 
     def cut_off(self) -> None:
-        """Pull its cables: from now on nothing reaches it, and nobody is told."""
+        """Pull its cables: from now on nothing reaches it, without any notice."""
         self._network._set_ports(self, "down")
 
     def reconnect(self) -> None:
@@ -85,7 +85,7 @@ class Host:
         self._network._set_ports(self, "up")
 
     def limit(self, rate: int) -> None:
-        """Let no more than ``rate`` bits per second out of each interface, or into it."""
+        """Limit each interface to ``rate`` bits per second in each direction."""
         for plane in range(self._network.planes):
             self._namespace.run("tc", *_token_bucket(f"eth{plane}", rate))
             self._network._switch.run("tc", *_token_bucket(_port(self, plane), rate))
@@ -183,7 +183,7 @@ def obstacle(*, rate: bool = False) -> str | None:
 
 @functools.cache
 def why_not() -> str | None:
-    """Why this machine cannot play several hosts, found out by trying; None if it can."""
+    """Try to make hosts; return why this machine can't, or None if it can."""
     try:
         with hosts(1, rate=10**9):
             return None

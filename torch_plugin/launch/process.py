@@ -104,7 +104,7 @@ class Process:
         """How it ended, as ``subprocess`` has it; None while it runs."""
         if self._process.returncode is not None:
             return self._process.returncode
-        # It stays a zombie: until `kill`, nobody else can be given its number.
+        # It stays a zombie: until `kill`, its process id can't be reused.
         ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         if ended is None:
             return None

@@ -252,7 +252,7 @@ def _how_it_ended(code: int | None) -> str:
 
 
 def _rendezvous(number: int, locations: Sequence[Location]) -> dict[str, str]:
-    """What torch wants to know of a rank, but for the master's address."""
+    """The variables that torch reads in a rank, except the master's address."""
     on_this_host = [rank for rank, one in enumerate(locations) if one == locations[number]]
     return {
         "RANK": str(number),
@@ -272,7 +272,7 @@ def _of_rank(number: int, variables: Variables) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _reserved_port() -> Iterator[int]:
-    """A port that rank 0 can listen on and that nobody else is given meanwhile.
+    """A port that rank 0 can listen on and that isn't given to anyone else in the meantime.
 
     Linux lets two sockets have the same port if both ask to reuse addresses and only one listens.
     """

@@ -40,7 +40,7 @@ pub struct Communicator {
 
 #[derive(Default)]
 struct State {
-    /// No call may start any more.
+    /// No new call may start.
     is_closed: bool,
     /// Whether a thread is inside NCCL.
     is_busy: bool,
@@ -98,8 +98,8 @@ impl Communicator {
         self.wait_ready(on_poll)
     }
 
-    /// Errors if something has failed that nobody waited for. Returns at once if another thread is
-    /// inside NCCL: that thread gets the error.
+    /// Errors if something failed asynchronously. Returns at once if another thread is inside NCCL:
+    /// that thread gets the error.
     pub fn check_async_error(&self) -> Result<()> {
         let state = self.lock();
         match state.is_busy {
@@ -114,7 +114,7 @@ impl Communicator {
     pub fn finalize(&self) {
         let deadline = Instant::now() + FINALIZE_TIMEOUT;
         // SAFETY: the handle is valid until it is closed, this is the only call, and the watchdog,
-        // which calls this, lets nobody enqueue anything more.
+        // which calls this, accepts no more work.
         let started = self.call(|comm| unsafe { self.nccl.finalize(comm) });
         let finalized = started.and_then(|()| {
             self.wait_ready(&mut || match deadline <= Instant::now() {
@@ -128,14 +128,14 @@ impl Communicator {
             }
             return self.abort();
         }
-        // SAFETY: it was finalized, and nobody uses it any more.
+        // SAFETY: it was finalized and is no longer used.
         self.close("finalized", |comm| unsafe { self.nccl.destroy(comm) });
     }
 
     /// Closes it together with whatever it is doing on the device. Does nothing if it is closed
     /// already.
     pub fn abort(&self) {
-        // SAFETY: no call starts any more; one that hangs inside NCCL is what an abort is for.
+        // SAFETY: no new call can start; one that hangs inside NCCL is what an abort is for.
         self.close("aborted", |comm| unsafe { self.nccl.abort(comm) });
     }
 
@@ -161,7 +161,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Lets no call start any more, and frees the handle with `free`.
+    /// Blocks new calls and frees the handle with `free`.
     fn close(&self, how: &str, free: impl FnOnce(CommHandle) -> Result<()>) {
         let mut state = self.lock();
         if std::mem::replace(&mut state.is_closed, true) {
@@ -214,7 +214,7 @@ impl Communicator {
 
 /// Closes communicators with [`Communicator::finalize`] or [`Communicator::abort`], each on a
 /// thread of its own: two on one stream wait for each other, so none may be closed before the rest.
-/// The receiver disconnects when all are closed; nobody has to wait for it.
+/// The receiver disconnects when all are closed; waiting for it is optional.
 pub fn close_in_background(
     communicators: impl IntoIterator<Item = Arc<Communicator>>,
     close: fn(&Communicator),

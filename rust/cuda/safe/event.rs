@@ -73,7 +73,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if let Ok(_guard) = self.context.enter() {
-            // SAFETY: nobody uses it any more. The driver frees it once it is complete.
+            // SAFETY: it is no longer used. The driver frees it once it is complete.
             let _ = unsafe { event::destroy(self.handle) };
         }
     }

@@ -1,5 +1,4 @@
-//! Device memory: [`DeviceMemory`], which gflow owns, and [`DeviceSlice`], which somebody else
-//! owns.
+//! Device memory: [`DeviceMemory`], owned by gflow, and [`DeviceSlice`], owned elsewhere.
 //!
 //! Owned memory is allocated and freed in the order of the one stream that
 //! uses it, so neither waits for the device, not even for one that hangs.
@@ -12,7 +11,7 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{CUdeviceptr, CUresult};
 use std::sync::Arc;
 
-/// A typed range of device memory that somebody else owns. It is an address, not a borrow:
+/// A typed range of device memory that is owned elsewhere. It is an address, not a borrow:
 /// enqueueing work on one is `unsafe`, because the memory has to outlive that work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceSlice {

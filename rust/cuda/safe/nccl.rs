@@ -122,7 +122,7 @@ impl Nccl {
         let status = unsafe { (self.functions.init_rank)(&mut comm, ranks, id, rank, &config) };
         self.check("ncclCommInitRankConfig", status, None).inspect_err(|_| {
             if !comm.is_null() {
-                // SAFETY: NCCL has just made it, and nobody else has it.
+                // SAFETY: NCCL has just made it, and it isn't shared yet.
                 let _ = unsafe { self.abort(comm) };
             }
         })?;
@@ -142,7 +142,7 @@ impl Nccl {
     /// Frees a communicator that was finalized.
     ///
     /// # Safety
-    /// The handle is valid, and nobody uses it any more.
+    /// The handle is valid and no longer in use.
     pub unsafe fn destroy(&self, comm: CommHandle) -> Result<()> {
         // SAFETY: the caller's promise.
         let status = unsafe { (self.functions.destroy)(comm) };
@@ -152,7 +152,7 @@ impl Nccl {
     /// Ends a communicator and whatever it is doing, without the other ranks.
     ///
     /// # Safety
-    /// The handle is valid, and nobody starts anything with it any more.
+    /// The handle is valid, and no new call uses it.
     pub unsafe fn abort(&self, comm: CommHandle) -> Result<()> {
         // SAFETY: the caller's promise.
         let status = unsafe { (self.functions.abort)(comm) };

@@ -166,7 +166,7 @@ impl<'a> Program<'a> {
 impl Drop for Program<'_> {
     fn drop(&mut self) {
         if !self.handle.is_null() {
-            // SAFETY: nobody uses it any more. Nothing can be done if it fails.
+            // SAFETY: it is no longer used. A failure can't be handled.
             let _ = unsafe { (self.nvrtc.functions.destroy)(&mut self.handle) };
         }
     }

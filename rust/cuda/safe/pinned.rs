@@ -54,7 +54,7 @@ impl PinnedBuffer {
     ) -> Result<()> {
         assert!(first + words <= self.words, "gflow: there is room for what is copied");
         let _guard = stream.context.enter()?;
-        // SAFETY: the range is within the buffer, and nobody reads it before the copy is done.
+        // SAFETY: the range is within the buffer, and nothing reads it before the copy is done.
         let to = unsafe { std::slice::from_raw_parts_mut(self.address.add(first), words) };
         // SAFETY: the caller's promise; the buffer is never freed.
         let copied = unsafe { result::memcpy_dtoh_async(to, from, stream.handle()) };
@@ -67,7 +67,8 @@ impl PinnedBuffer {
     /// All of them were copied to, and those copies are complete.
     pub unsafe fn words(&self, words: usize) -> &[u32] {
         assert!(words <= self.words, "gflow: there are as many words");
-        // SAFETY: they are within the buffer, and by the caller's promise nobody writes to them.
+        // SAFETY: they are within the buffer, and the caller guarantees that nothing
+        // writes to them.
         unsafe { std::slice::from_raw_parts(self.address, words) }
     }
 

@@ -1,4 +1,4 @@
-//! A stream that somebody else owns. Calls return as soon as the work is enqueued, except the few
+//! A stream that is owned elsewhere. Calls return as soon as the work is enqueued, except the few
 //! that say that they wait; those take a timeout.
 
 use super::context::Context;

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// `ncclSuccess`.
 pub const SUCCESS: c_int = 0;
-/// `ncclInProgress`: what was started on a non-blocking communicator goes on. Not a failure.
+/// `ncclInProgress`: a call on a non-blocking communicator is still running. Not a failure.
 pub const IN_PROGRESS: c_int = 7;
 /// `ncclSum`.
 pub const SUM: c_int = 0;

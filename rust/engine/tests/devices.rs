@@ -186,7 +186,7 @@ fn skipped_steps_new_scales_poison_and_loaded_states_are_as_on_the_cpu() {
             match step {
                 4 => gradients[1][0][70] = f32::NAN,
                 5 => gradients[0][2][4479] = f32::INFINITY,
-                // Poisons so many chunks that fewer are left than should be sent.
+                // Poisons enough chunks that fewer are left than should be sent.
                 7 => gradients[0][1].iter_mut().step_by(64).for_each(|x| *x = f32::NEG_INFINITY),
                 _ => {}
             }
@@ -202,7 +202,7 @@ fn skipped_steps_new_scales_poison_and_loaded_states_are_as_on_the_cpu() {
             }
             assert_same_states(&case, &on_cpu, &on_gpu);
             if step == 10 {
-                // Another group goes on from the saved state.
+                // Another group continues from the saved state.
                 let kept = |bucket| {
                     on_gpu.iter().map(|member| kept_of(&member.engine, bucket)).collect::<Vec<_>>()
                 };

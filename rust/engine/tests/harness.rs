@@ -104,7 +104,7 @@ pub fn memory_group(size: usize) -> Vec<Member> {
         .collect()
 }
 
-/// A tensor of a rank, with bytes before and after it that nobody may touch.
+/// A tensor of a rank, with bytes before and after it that nothing may touch.
 pub struct Tensor {
     address: *mut u8,
     bytes: usize,
@@ -125,7 +125,7 @@ impl Tensor {
         let shared = arena.map(|arena| arena.allocate(total).unwrap());
         let mut heap = vec![0u64; if shared.is_some() { 0 } else { total.div_ceil(8) }];
         let start = shared.as_ref().map_or(heap.as_mut_ptr().cast(), Allocation::address);
-        // SAFETY: `total` bytes are there, and nobody else knows of them yet.
+        // SAFETY: `total` bytes are allocated and not shared yet.
         let address = unsafe {
             start.write_bytes(GUARD, total);
             let address = start.add(guard);

@@ -222,7 +222,7 @@ fn a_chain_of_callbacks_that_block_each_other_completes() {
         });
         operations.push(operation);
     }
-    // The last one submitted is the only one that waits for nobody.
+    // The last one submitted is the only one that doesn't wait for another.
     for operation in operations.into_iter().rev() {
         engine.submit(gather(4), operation).unwrap();
     }

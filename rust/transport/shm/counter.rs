@@ -15,7 +15,7 @@ impl Counter {
         Counter(AtomicU64::new(0))
     }
 
-    /// For the owner only, and never with less than before.
+    /// Only the owner may call this, and values never decrease.
     pub fn advance_to(&self, value: u64) {
         self.0.store(value, Ordering::Release);
     }
@@ -46,14 +46,14 @@ mod model {
             for round in 0..rounds {
                 let slot = (round % 2) as usize;
                 own.slots[slot].with_mut(|message| {
-                    // SAFETY: loom checks that nobody reads it now.
+                    // SAFETY: loom checks that nothing reads it now.
                     unsafe { *message = round + 1 }
                 });
                 own.posted.advance_to(round + 1);
                 while !other.posted.has_reached(round + 1) {
                     relax();
                 }
-                // SAFETY: loom checks that nobody writes it now.
+                // SAFETY: loom checks that nothing writes it now.
                 let message = other.slots[slot].with(|message| unsafe { *message });
                 assert_eq!(message, round + 1);
             }

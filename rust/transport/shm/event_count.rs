@@ -29,7 +29,7 @@ pub enum SpinPolicy {
 
 /// Spins between two readings of the clock, which cost more than a load.
 const SPINS_PER_CLOCK: u32 = 32;
-/// A yield costs about a microsecond if nobody else wants the core.
+/// A yield costs about a microsecond if nothing else wants the core.
 const YIELDS: u32 = 4;
 
 impl EventCount {

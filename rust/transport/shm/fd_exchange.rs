@@ -2,7 +2,7 @@
 //!
 //! A rank connects to all lower ranks and accepts all higher ones. Both ends prove the group's key
 //! before a descriptor moves: a stranger never gets one, and none of a stranger's is ever mapped.
-//! The sockets have abstract names and are gone when the exchange is over.
+//! The sockets have abstract names and disappear when the exchange ends.
 
 use super::segment::Segment;
 use super::unix_link::{UnixLink, WaitBounds};
@@ -130,14 +130,14 @@ impl FdExchange<'_> {
     }
 
     /// Swaps descriptors with every rank of `expected`, all of which connect. Each handshake has a
-    /// thread of its own, so a stranger that connects and says nothing holds up nobody.
+    /// thread of its own, so a stranger that connects and says nothing delays no other rank.
     fn accept_all(
         &self,
         listener: &FdListener,
         expected: &[usize],
         segments: &mut BTreeMap<usize, Segment>,
     ) -> Result<(), NotShared> {
-        // Ends the handshakes that are still running when the wait is over.
+        // Ends the handshakes that are still running when the wait ends.
         let over = Interrupt::new().map_err(|error| NotShared {
             ranks: expected.to_vec(),
             reason: format!("{} cannot be awaited: {error}", named_ranks(expected)),
@@ -147,7 +147,7 @@ impl FdExchange<'_> {
             let start_handshake = |stream: UnixStream| {
                 let (sender, over) = (sender.clone(), &over);
                 let accept = move || {
-                    // If it fails, its socket is dropped and the wait for the ranks goes on.
+                    // If it fails, its socket is dropped and the wait for the ranks continues.
                     let _ = sender.send(self.accept(stream, over));
                 };
                 // If no thread can be started, the connection is dropped and the peer retries.

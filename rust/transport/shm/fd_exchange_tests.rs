@@ -23,7 +23,7 @@ fn listeners(ranks: &[usize]) -> (Vec<FdListener>, Vec<(usize, String)>) {
 /// A segment whose first byte is its rank.
 fn segment_of(rank: usize) -> Segment {
     let segment = Segment::create("test", 4096 * (rank + 1)).unwrap();
-    // SAFETY: the segment has a page at least, and nobody else has it yet.
+    // SAFETY: the segment has at least one page and isn't shared yet.
     unsafe { segment.base().write(rank as u8) };
     segment
 }
@@ -167,7 +167,7 @@ fn a_rank_that_never_comes_is_named() {
     let error = exchange_as(first, 0, &locals, short()).unwrap_err();
     assert_eq!(error.ranks, [1, 4]);
     assert_eq!(error.to_string(), "ranks 1, 4 passed no memory: the deadline came first");
-    // Its socket is closed by now; that of rank 1 is open, and nobody answers.
+    // Its socket is closed by now; rank 1's is open, but gets no answer.
     let error = exchange_as(last, 4, &locals, short()).unwrap_err();
     assert_eq!(error.ranks, [0]);
     assert!(error.reason.contains("nobody listens at its socket"), "{error}");

@@ -1,6 +1,6 @@
 //! A segment: memory that other processes can map as well.
 //!
-//! It is a memfd, sealed so that nobody can resize it: reading a mapping whose file has shrunk
+//! It is a memfd, sealed so that no process can resize it: reading a mapping whose file has shrunk
 //! kills the process, so a segment without these seals must never be adopted. It takes address
 //! space for all of its bytes, but memory only for pages that were touched.
 
@@ -68,7 +68,7 @@ impl Segment {
         let bytes = usize::try_from(size).map_err(Error::other)?;
         let segment = Segment::map(&memory, bytes)?;
         // A forked child is no rank and must not touch the memory of peers.
-        // SAFETY: the range is the mapping just made, which nobody else knows of yet.
+        // SAFETY: the range is the mapping just made, which isn't shared yet.
         unsafe { rustix::mm::madvise(segment.base().cast(), bytes, Advice::LinuxDontFork) }
             .map_err(|errno| failed("keeping the memory from forked children failed", errno))?;
         Ok(segment)

@@ -217,7 +217,7 @@ mod tests {
             drop(right);
             let error = own.receive_fd().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{count}: {error}");
-            // The end of the stream shows that nobody has its other end any more.
+            // The end of the stream shows that all copies of its other end are closed.
             assert_eq!((&left).read(&mut [0; 1]).unwrap(), 0);
         }
     }

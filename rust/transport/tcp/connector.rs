@@ -66,7 +66,7 @@ type Accepted = std::io::Result<(Caller, TcpStream)>;
 pub struct Connector {
     config: ConnectorConfig,
     accepted: Receiver<Accepted>,
-    /// Connections that nobody has asked for yet.
+    /// Connections that haven't been asked for yet.
     early: HashMap<Caller, TcpStream>,
     /// What went wrong last, for the error message.
     last: String,
@@ -216,8 +216,8 @@ impl Acceptor {
         }
     }
 
-    /// Each handshake has a thread of its own, so a stranger that connects and says nothing holds
-    /// up nobody.
+    /// Each handshake has a thread of its own, so a stranger that connects and says nothing
+    /// delays no other rank.
     fn start_handshake(&self, mut stream: TcpStream, address: SocketAddr) {
         let (key, own, accepted) = (self.key, self.rank as u32, self.accepted.clone());
         let shake = move || {
@@ -233,7 +233,7 @@ impl Acceptor {
                 }
                 Err(error) => log::info!("refused a connection from {address}: {error}"),
             }
-            // If it failed, the socket is dropped and the wait for the ranks goes on.
+            // If it failed, the socket is dropped and the wait for the ranks continues.
             let _ = accepted.send(outcome.map(|caller| (caller, stream)));
         };
         // If no thread can be started, the connection is dropped and the peer retries.

@@ -91,7 +91,7 @@ impl Link {
         }
     }
 
-    /// Reads what the socket has now, and fails if that shows that the peer will not go on.
+    /// Reads what the socket has now, and fails if that shows that the peer has given up.
     fn receive(&mut self, rank: usize) -> Result<(), Failure> {
         let pulled = self.pull_incoming();
         // What arrived before the end counts, above all a goodbye: it has the reason.
@@ -234,7 +234,7 @@ impl Peers for Mesh {
             slow.check(|| pending);
         }
         slow.end();
-        // A peer that sent its message and then gave up waiting will not take part any more.
+        // A peer that sent its message and then gave up waiting no longer takes part.
         for (rank, link) in self.linked() {
             if let Some(Goodbye { gave_up: true, reason }) = link.incoming.waiting_goodbye() {
                 return Err(link.lost(rank, reason));

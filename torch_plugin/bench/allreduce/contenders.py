@@ -44,7 +44,7 @@ class Contender(turns.Contender, Protocol):
 
 
 def default_names(hosts: int, device: str) -> list[str]:
-    """Who takes part if no names are given."""
+    """The contenders if no names are given."""
     if device != "cpu":
         return list(_ON_GPUS)
     return [name for name in LABELS if name != "nccl" and (hosts > 1 or name != "link-limit")]

@@ -18,7 +18,7 @@ from gflow.registration import register
 
 _WARM_UP = 3
 _MIN_ROUNDS = 5
-#: The ranks decide about this often, in the time for a size, whether to go on.
+#: How many times, in the time for a size, the ranks decide whether to continue.
 _DECISIONS = 10
 #: A turn takes about this long, within these bounds on its calls.
 _TURN_SECONDS = 0.02

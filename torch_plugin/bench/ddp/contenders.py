@@ -50,7 +50,7 @@ _COUNTERS = (
 
 
 def default_names(device: str) -> list[str]:
-    """Who takes part if no names are given."""
+    """The contenders if no names are given."""
     return [name for name in LABELS if why_not(name, device) is None]
 
 
@@ -196,7 +196,7 @@ def _parallel(name: str, network: Any, group: Any, plan: dict[str, Any]) -> Any:
 
 
 def _keep(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses hints that are not its own
-    """A hook that exchanges nothing: each rank goes on with its own gradients."""
+    """A hook that exchanges nothing: each rank continues with its own gradients."""
     import torch
 
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
