@@ -13,7 +13,7 @@ import torch
 FLOATS: list[torch.dtype] = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS: list[torch.dtype] = [torch.int8, torch.uint8, torch.int32, torch.int64]
 COMPLEX: list[torch.dtype] = [torch.complex64, torch.complex128]
-# What Gloo takes in every collective. (It takes no int16, no uint16 to uint64, no float8.)
+# Types that Gloo accepts in every collective. (Not int16, uint16 to uint64 or float8.)
 DTYPES: list[torch.dtype] = [*FLOATS, *INTEGERS, torch.bool]
 
 FLOAT_OPS = ["SUM", "AVG", "PRODUCT", "MIN", "MAX"]

@@ -25,7 +25,7 @@ MODULES = sorted(
 
 @pytest.fixture(scope="module")
 def names() -> Iterator[dict[str, Any]]:
-    """What examples may use without importing it: a group, and a model in DDP."""
+    """Names that examples may use without importing them: a group, and a model in DDP."""
     dist.init_process_group("gflow", store=dist.HashStore(), rank=0, world_size=1)
     model = DistributedDataParallel(torch.nn.Linear(4, 2))
     yield {"gflow": gflow, "torch": torch, "dist": dist, "model": model}

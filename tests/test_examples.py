@@ -20,7 +20,7 @@ needs_models = pytest.mark.skipif(
 
 
 def run_example(name: str, *arguments: str, ranks: int = 2, torchrun: bool = False) -> str:
-    """What an example prints on rank 0, or under torchrun on all ranks."""
+    """The output of an example on rank 0, or under torchrun on all ranks."""
     done = run_script(EXAMPLES / name, ranks, None, TIMEOUT_S, torchrun, arguments)
     done.assert_exit_codes(*[0] * len(done.ranks))
     return done.ranks[0].output
@@ -60,7 +60,7 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_bits() -> None:
 
 
 def run_demo(folder: Path, methods: str, *arguments: str) -> tuple[str, dict[str, Any]]:
-    """What the demo prints and measures in a few steps; its picture must be there."""
+    """The demo's output and measurements for a few steps; also checks that its plot exists."""
     picture, numbers = folder / "demo.png", folder / "demo.json"
     files = [f"--out={picture}", f"--json={numbers}"]
     short = ["--steps=3", "--rounds=1", f"--methods={methods}"]

@@ -204,7 +204,7 @@ def test_a_long_wait_is_reported_while_it_lasts(
 def test_a_version_that_differs_is_refused() -> None:
     settings = resolve(None, {})
     ours = rendezvous.RankInfo.of_this_process(0, "127.0.0.1:1", "", settings)
-    # Of another version, so with other fields.
+    # From another version, so the fields differ.
     theirs = {"rank": 1, "host": "other", "version": "9.9", "colour": "blue"}
     with pytest.raises(RuntimeError, match=r"rank 1 \(other\) runs gflow 9\.9"):
         rendezvous._refuse_other_versions([dataclasses.asdict(ours), theirs])

@@ -1,4 +1,4 @@
-"""What a process group has done so far, in numbers."""
+"""Counters of what a process group has done so far."""
 
 from __future__ import annotations
 

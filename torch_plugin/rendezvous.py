@@ -50,7 +50,7 @@ class Group:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """What one rank tells the others about itself."""
+    """Information that a rank publishes about itself."""
 
     rank: int
     #: Where it listens for TCP connections, and for ranks of its own host that pass memory.

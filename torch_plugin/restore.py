@@ -17,7 +17,7 @@ import torch
 from gflow import native
 from gflow.buckets import Bucket
 
-#: What :func:`gflow.state_dict` returns.
+#: The result of :func:`gflow.state_dict`.
 State = dict[str, Any]
 #: Name and size of each parameter of a model.
 Names = list[list[Any]]

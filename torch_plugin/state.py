@@ -1,4 +1,4 @@
-"""What the engine keeps of gradients from step to step, to be saved and loaded.
+"""Saves and loads the state that the engine keeps for gradients from step to step.
 
 Each rank has its own state: what it has not sent yet, its velocity and its steps. A training that
 continues from a saved state is bit-identical to one that was not interrupted. If the ranks, the
@@ -46,7 +46,7 @@ Models = list[DistributedDataParallel] | None
 
 
 class Loaded(NamedTuple):
-    """What loading a state has found.
+    """The findings of loading a state.
 
     Attributes:
         differences: how the state and this job differ; empty if it was loaded as it is.
@@ -268,7 +268,7 @@ def _refuse_twins(names: list[list[list[Any]]], models: Models) -> None:
 
 
 def _damage_of(states: list[Any]) -> str:
-    """What is wrong with the given states; empty if nothing is."""
+    """The problems with the given states; empty if there are none."""
     if not states:
         return "gflow: expected a state, or the states of several ranks, got none"
     for state in states:

@@ -128,7 +128,7 @@ class GflowBackend : public Backend {
   // The next broadcasts from this rank send these instead.
   void replace_broadcasts(Tensors tensors) { replacements_.set(std::move(tensors)); }
 
-  // What is kept of gradients between steps. Each waits for all collectives called before it.
+  // State that gradients carry between steps. Each call waits for all collectives called before it.
   BucketState bucket_state(uint32_t number) const;
   void load_bucket(uint32_t number, BucketState state);
   void set_momentum(float factor, bool nesterov);
@@ -136,7 +136,7 @@ class GflowBackend : public Backend {
   void record_step(bool skipped, float factor);
 
  private:
-  // What all of torch's option types have in common.
+  // Common to all of torch's option types.
   struct CallOptions {
     Milliseconds timeout;
     bool async;

@@ -64,7 +64,8 @@ WorkPtr GflowBackend::submit_device_allreduce(CallDescription call, const at::Te
             auto outputs = tensors->for_inner().first;
             return inner->allreduce(outputs[0], opts);
           },
-      // By then the engine's stream follows all of it, also what the inner backend began.
+      // By then the engine's stream is ordered after all of it, including work of the inner
+      // backend.
       .end = [work] { work->record_end_on_device(); },
       .stream = engine_stream,
   };

@@ -77,12 +77,12 @@ class BucketRegistry {
   bool submitted_by_reducer(uint64_t layout, int pass);
 
   std::mutex mutex_;
-  // By address of the storage.
+  // Keyed by the address of the storage.
   std::unordered_map<const void*, Bucket> buckets_;
   uint32_t newest_ = kUnnumbered;
   std::atomic<uint64_t> layout_{0};
   std::vector<uint32_t> dead_;
-  // By layout: the last pass checked, and the answer.
+  // Keyed by layout: the last pass checked, and the answer.
   std::unordered_map<uint64_t, std::pair<int, bool>> by_reducer_;
 };
 

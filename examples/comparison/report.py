@@ -52,7 +52,7 @@ def _seconds_to(loss: float, runs: Sequence[Run]) -> str:
 
 
 def how_it_was_measured(warmup_steps: int, rounds: int, interface: str) -> str:
-    """What the columns are."""
+    """Explains the columns."""
     sender = "a host" if interface != "lo" else "the loopback interface, shared among the ranks,"
     return "\n".join(
         (
@@ -84,7 +84,7 @@ def conclusions(results: Mapping[str, Result]) -> list[str]:
 
 
 def own_count(counters: Mapping[str, float]) -> str | None:
-    """What gflow itself has counted per step."""
+    """gflow's own counters per step."""
     parts = []
     if "gradient_bytes" in counters:
         parts.append(f"{counters['gradient_bytes'] / 1e6:.2f} MB of gradients")

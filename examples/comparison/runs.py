@@ -1,4 +1,4 @@
-"""What was measured: one training, and all trainings of one method together.
+"""Measurements: one training, and all trainings of one method together.
 
 Times and bytes per step leave out the steps in which a method warms up; the clock of a training
 counts all of them.

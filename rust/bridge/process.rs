@@ -10,7 +10,7 @@ pub(super) fn dtype_name(code: u8) -> Result<String> {
     guard(|| Ok(torch_codes::data_type(code).to_string()))
 }
 
-/// What the GPU path needs, and whether it is on this machine.
+/// The GPU path's requirements, and whether this machine meets them.
 pub(super) fn look_for_gpus() -> Result<Vec<types::Finding>> {
     guard(|| {
         let finding = |Finding { what, outcome }: Finding| {

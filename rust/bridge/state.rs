@@ -1,4 +1,4 @@
-//! What is kept of gradients between steps: saving, loading and correcting it.
+//! Saves, loads and corrects the state that gradients carry between steps.
 
 use super::group::{Group, read_momentum};
 use super::{milliseconds, types};

@@ -80,7 +80,7 @@ mod declared {
         outputs: Vec<TensorSpan>,
     }
 
-    /// What this rank keeps of a gradient bucket.
+    /// The state that this rank keeps for a gradient bucket.
     struct BucketState {
         step: u64,
         residual: Vec<f32>,
@@ -103,7 +103,7 @@ mod declared {
         by_kind: Vec<KindCount>,
         compresses: bool,
         buckets: Vec<BucketMetrics>,
-        /// Of norms, and of buckets that no longer exist.
+        /// Bytes of norms, and of buckets that no longer exist.
         other_carried_bytes: u64,
         other_wire_bytes: u64,
         stages: Vec<StageSeconds>,

@@ -205,7 +205,7 @@ proptest! {
         }
     }
 
-    /// With numbers of so few digits that no f32 sum rounds, every digit can be accounted for.
+    /// The numbers have so few digits that no f32 sum rounds, so every digit is accounted for.
     #[test]
     fn nothing_is_lost_between_all_ranks(
         numbers in (1usize..300, 1usize..6).prop_flat_map(|(elements, ranks)| {

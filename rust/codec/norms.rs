@@ -5,7 +5,7 @@
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ChunkNorms {
     pub gradient: f32,
-    /// Of the new residual. NaN or infinite if some of its elements are.
+    /// The norm of the new residual. NaN or infinite if some of its elements are.
     pub residual: f32,
 }
 
@@ -18,7 +18,7 @@ pub struct ExchangeNorms {
 }
 
 impl ExchangeNorms {
-    /// What stays behind over the gradient; 0 if the gradient is zero.
+    /// The ratio of the unsent part to the gradient; 0 if the gradient is zero.
     pub fn residual_ratio(self) -> f64 {
         if self.gradient > 0.0 { self.unsent / self.gradient } else { 0.0 }
     }

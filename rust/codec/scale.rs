@@ -76,8 +76,8 @@ mod tests {
             prop_assert!(twice > 32768.0 || is_limited);
         }
 
-        /// Of many ranks, elements of like size and sign, which is the worst there is: every
-        /// partial sum, rounded after each hop, in the order of any part of the ring.
+        /// The worst case: many ranks with elements of similar size and the same sign. Checks every
+        /// partial sum, rounded after each hop, in the order of every partition.
         #[test]
         fn nothing_overflows_on_the_way_round_the_ring(
             first in any_finite(),

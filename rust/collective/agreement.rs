@@ -19,9 +19,9 @@ use std::time::Instant;
 pub struct Agreed {
     /// Every rank treats the tensor as a gradient bucket.
     pub gradient: bool,
-    /// Which one, if any rank knows its number.
+    /// The bucket, if any rank knows its number.
     pub bucket: Option<AgreedBucket>,
-    /// By rank: the offset of the tensor in that rank's arena, if it is there.
+    /// The offset of the tensor in each rank's arena, if it is there.
     pub offsets: Vec<Option<u64>>,
 }
 
@@ -36,7 +36,7 @@ pub struct AgreedBucket {
     pub on_all_ranks: bool,
 }
 
-/// What a rank tells the others of its tensor, besides the call.
+/// What a rank tells the others about its tensor, besides the call.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TensorInfo<'a> {
     /// The tensor itself, if it is small.

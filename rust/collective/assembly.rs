@@ -23,7 +23,7 @@ const CHANNELS: usize = 1;
 /// Sharing memory takes milliseconds; a host where it fails must not hold up the group.
 const SHARING_LIMIT: Duration = Duration::from_secs(5);
 
-/// What is known of the ranks of a new group, by rank.
+/// Information about the ranks of a new group, indexed by rank.
 pub struct RankDirectory {
     /// Ranks with the same word here share memory if they can.
     pub hosts: Vec<String>,

@@ -106,7 +106,7 @@ impl CollectiveKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct View {
     pub kind: CollectiveKind,
-    /// Of the first tensor.
+    /// The type of the first tensor.
     pub dtype: DataType,
     /// `Sum` where nothing is reduced.
     pub reduce_op: ReduceOp,

@@ -9,7 +9,7 @@ use super::types::{DataType, ReduceOp};
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Tag {
@@ -50,7 +50,7 @@ impl Envelope {
     }
 }
 
-/// What one rank tells the others of its call and its tensor.
+/// What a rank tells the others about its call and its tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallHeader {
     pub seq: u64,

@@ -1,5 +1,5 @@
-//! What GPUs need on this machine, and whether it is there, for `gflow doctor`. Missing things are
-//! findings, not errors.
+//! Looks for what GPUs need on this machine, for `gflow doctor`. Missing things are findings, not
+//! errors.
 
 use super::kernels::compiled;
 use super::safe::device::{DeviceProperties, device_count};

@@ -1,4 +1,4 @@
-//! What a group is doing besides its queue, and waiting for it to end.
+//! Tracks what a group does besides its queue, and waits for it to end.
 
 use super::operation::Operation;
 use std::collections::BTreeSet;

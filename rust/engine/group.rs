@@ -73,7 +73,7 @@ pub struct Group {
     pub compresses: bool,
     /// What the user should know about how the group was made; empty if all went well.
     pub notice: String,
-    /// What this group's log records are attributed to.
+    /// The source that this group's log records name.
     pub log_context: Arc<GroupContext>,
     arena: Option<Arc<Arena>>,
 }

@@ -202,7 +202,7 @@ impl Engine {
         self.shared.counters.snapshot()
     }
 
-    /// What the exchange of gradients has cost.
+    /// The costs of the gradient exchange so far.
     pub fn gradient_counts(&self) -> (GradientCounts, OverlapTimes) {
         (self.shared.gradient_counters.snapshot(), self.shared.overlap.times())
     }

@@ -1,4 +1,4 @@
-//! What the engine needs of an operation: a way to carry it out, and a way to say that it is complete.
+//! The engine's view of an operation: how to carry it out, and how to report that it is complete.
 
 use crate::collective::span::Memory;
 use crate::error::{Error, Result};

@@ -29,7 +29,7 @@ pub enum Task {
     Flush,
 }
 
-/// What became of a job whose caller was ready to run it.
+/// The result of submitting a job whose caller was ready to run it.
 pub enum Submitted {
     /// Nothing else was running or waiting: the caller runs it and then calls [`Queue::done`].
     RunHere(Job),

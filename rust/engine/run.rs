@@ -302,7 +302,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// What a gradient is exchanged with: what it is, and what the engine needs back.
+/// Splits a job into the parts that a gradient exchange takes.
 fn into_ticket(job: Job, agreed: &Agreed) -> (Arc<CollectiveInfo>, GradientTicket) {
     let Job { info, operation, .. } = job;
     (Arc::new(info), GradientTicket { operation, is_gradient: agreed.gradient })

@@ -1,4 +1,4 @@
-//! What the worker of a group and its callers share.
+//! State shared by a group's worker and its callers.
 
 use super::activity::Activity;
 use super::blocking_pool::BlockingPool;
@@ -21,14 +21,14 @@ pub static NO_MORE_CALLBACKS: AtomicBool = AtomicBool::new(false);
 /// The gradients of a group, with what the engine needs to complete each of their collectives.
 pub type Gradients = gradients::Gradients<GradientTicket>;
 
-/// What the engine gets back when a gradient is exchanged.
+/// Handed back to the engine when a gradient has been exchanged.
 pub struct GradientTicket {
     pub operation: Arc<dyn Operation>,
     /// Whether the ranks agreed that it is a gradient bucket, for the counters.
     pub is_gradient: bool,
 }
 
-/// What the thread that runs a collective has locked.
+/// State that is locked by the thread running a collective.
 pub struct GroupCore {
     pub fabric: Fabric,
     pub gradients: Gradients,
@@ -155,7 +155,7 @@ impl Shared {
     }
 }
 
-/// What these locks protect is valid after every statement, so a panic elsewhere does not spoil it.
+/// Ignores poisoning: the protected state is valid after every statement, whatever panicked.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

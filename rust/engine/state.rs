@@ -1,4 +1,4 @@
-//! What a group keeps of gradients between steps: saved, loaded and corrected, always after every
+//! Saves, loads and corrects the state that gradients carry between steps, always after every
 //! collective submitted so far.
 
 use super::handle::Engine;

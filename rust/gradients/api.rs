@@ -1,4 +1,4 @@
-//! What the engine sees of the gradients of its group.
+//! The engine's interface to the gradients of its group.
 
 use super::bucket::BucketState;
 use super::config::{CompressionConfig, CompressionStarted};
@@ -64,7 +64,7 @@ impl<T> Gradients<T> {
         self.fusion.flush(&mut self.exchanger, fabric)
     }
 
-    /// What the user should be told once, when the first bucket was compressed.
+    /// The notice for the user, returned once, after the first bucket was compressed.
     pub fn take_compression_started(&mut self) -> Option<CompressionStarted> {
         self.fusion.take_compression_started()
     }

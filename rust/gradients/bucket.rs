@@ -12,7 +12,7 @@ use std::time::Duration;
 pub struct Bucket {
     /// How often it was exchanged.
     pub step: u64,
-    /// What was not sent yet; empty until the first step that does not send everything.
+    /// The part of past gradients not sent yet; empty until the first step that does not send everything.
     pub residual: StateBuffer,
     /// Empty until there is momentum.
     pub velocity: StateBuffer,
@@ -45,7 +45,7 @@ struct Backup {
     velocity: StateBuffer,
 }
 
-/// What a bucket's buffers have to be like for its next exchange.
+/// The buffers that a bucket needs for its next exchange.
 pub struct Needed<'a> {
     /// Elements of this rank's shard.
     pub elements: usize,

@@ -52,7 +52,7 @@ impl fmt::Display for WhyExact {
     }
 }
 
-/// What happens to gradients from the first compressed bucket on, to be told to the user.
+/// A notice for the user: how gradients are treated from the first compressed bucket on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompressionStarted {
     pub hosts: usize,
@@ -85,7 +85,7 @@ impl CompressionConfig {
         1.0 / density >= BUILD_UPS_UNTIL_OLD * build_up_steps
     }
 
-    /// What it does to gradients of this type.
+    /// The notice for gradients of this type.
     pub fn started(&self, hosts: usize, element: Element) -> CompressionStarted {
         let Schedule { density, ramp_steps, .. } = self.schedule;
         let ratio = element.bytes() as f64 / (density * self.wire.element_bytes() as f64);

@@ -39,7 +39,7 @@ pub struct DevicePath {
     sent: u64,
 }
 
-/// What is needed while something is enqueued: the peers to check, and how long to wait.
+/// Context for enqueueing work: the peers to check, and how long to wait.
 struct Enqueuing<'a> {
     fabric: &'a mut Fabric,
     counters: &'a Arc<GradientCounters>,

@@ -17,7 +17,7 @@ use crate::simd::element::Element;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What every stage of an exchange works with.
+/// Context for every stage of an exchange.
 pub struct ExchangeContext<'a> {
     pub fabric: &'a mut Fabric,
     pub store: &'a mut BucketStore,

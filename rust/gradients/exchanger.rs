@@ -55,7 +55,7 @@ impl Exchanger {
         treatment
     }
 
-    /// What to tell the user when the first bucket is compressed.
+    /// The notice for the user when the first bucket is compressed.
     pub fn compression_started(
         &self,
         hosts: usize,

@@ -1,4 +1,4 @@
-//! Which gradient buckets are exchanged together, and when. Nothing else decides that.
+//! Decides which gradient buckets are exchanged together, and when. Nothing else does.
 //!
 //! A bucket that is compressed is summed within its host and held until `fusion_bytes` are together, or
 //! the backward pass ends. Then all held buckets are exchanged as one. While that exchange is under way
@@ -23,7 +23,7 @@ pub struct Completed<T> {
     pub ticket: T,
 }
 
-/// What came of a call: the collectives that are complete now, and why it failed if it did. Those that
+/// The result of a call: the collectives that are complete now, and why it failed if it did. Those that
 /// were complete before the failure count: their results are in place.
 #[must_use]
 pub struct Progress<T> {
@@ -118,7 +118,7 @@ impl<T> Fusion<T> {
         self.progress(outcome)
     }
 
-    /// What the user should be told once, when the first bucket was compressed.
+    /// The notice for the user, returned once, after the first bucket was compressed.
     pub fn take_compression_started(&mut self) -> Option<CompressionStarted> {
         self.started.take()
     }

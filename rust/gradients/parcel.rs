@@ -19,7 +19,7 @@ pub struct Parcel {
     wire: Wire,
     /// In words, so that every element is aligned.
     words: Vec<u64>,
-    /// What this rank rounded off in the ranges of `added`; elsewhere it is stale.
+    /// This rank's rounding errors in the ranges of `added`; stale elsewhere.
     rounded_off: Vec<f32>,
     /// The elements where this rank has added to what came in.
     added: Vec<Range<usize>>,
@@ -108,9 +108,9 @@ impl Parcel {
         unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast(), bytes) }
     }
 
-    /// What this rank rounded off of a chunk, in the unit of the wire: the elements of the chunk that it
-    /// added to what came in, with what each lost. Its other elements were the first of their sums, so
-    /// nothing was added and rounded here.
+    /// This rank's rounding errors in a chunk, in units of the wire: the elements that it added to
+    /// incoming ones, with the error of each. The chunk's other elements were the first of their
+    /// sums, so nothing was added and rounded here.
     pub fn rounded_off(&self, chunk: &PackedChunk) -> impl Iterator<Item = (Range<usize>, &[f32])> {
         let (start, end) = (chunk.in_parcel.start, chunk.in_parcel.end);
         self.added.iter().filter_map(move |added| {

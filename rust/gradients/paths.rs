@@ -14,7 +14,7 @@ use std::sync::Arc;
 #[derive(Default)]
 pub struct Paths {
     host: HostPath,
-    /// By device slot; made when a device is first used.
+    /// Indexed by device slot; made when a device is first used.
     devices: BTreeMap<u32, DevicePath>,
     opened: Arc<Devices>,
 }

@@ -1,4 +1,4 @@
-//! What exchanging gradients costs and saves: bytes per bucket, seconds per stage. Cheap enough to
+//! Costs and savings of the gradient exchange: bytes per bucket, seconds per stage. Cheap enough to
 //! be always on: the lock is held for a few additions only.
 
 use std::collections::BTreeMap;

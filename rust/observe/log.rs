@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What the queue holds before it drops records: far more than a start-up at debug level writes.
+/// The queue's capacity before it drops records: far more than a start-up at debug level writes.
 const CAPACITY: usize = 8192;
 
 /// One record, as Python's `logging` needs it.

@@ -26,7 +26,7 @@ pub fn kernel_for(set: InstructionSet, element: Element, reduction: Reduction) -
     }
 }
 
-/// What folds need of an instruction set.
+/// What folds need from an instruction set.
 trait FoldTarget {
     /// Half-precision floats, as many as are best processed at a time.
     type F16: Stored<Number: Divisible>;

@@ -14,7 +14,7 @@ pub const LANES: usize = 32;
 
 /// An instruction set's best types for 32 floats. Only kernels compiled for that set may use them.
 pub trait Lanes {
-    /// What calculations use.
+    /// The type used for calculations.
     type Number: Float;
     type F32: Stored<Number = Self::Number>;
     type F16: Stored<Number = Self::Number>;

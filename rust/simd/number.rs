@@ -36,7 +36,7 @@ pub trait Float: Number {
 
 /// An element as stored in memory, or as many as fit a vector.
 pub trait Stored: Pod {
-    /// What calculations use: the type itself or a wider one.
+    /// The type used for calculations: the type itself or a wider one.
     type Number: Number;
     /// The number of elements.
     const COUNT: usize;

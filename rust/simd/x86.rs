@@ -29,12 +29,12 @@ pub struct BF16x8([u16; 8]);
 #[repr(transparent)]
 pub struct BF16x16([u16; 16]);
 
-/// What half of [`F16x16`] widens to.
+/// Half of an [`F16x16`], widened.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct F32x8(__m256);
 
-/// What half of [`F16x32`] widens to.
+/// Half of an [`F16x32`], widened.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct F32x16(__m512);

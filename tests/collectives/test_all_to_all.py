@@ -15,7 +15,7 @@ EVERY_DTYPE = pytest.mark.parametrize("dtype", [*DTYPES, *COMPLEX], ids=name_of)
 
 
 def letter(sender: int, receiver: int, dtype: torch.dtype, count: int) -> torch.Tensor:
-    """What one rank sends to another."""
+    """The data that one rank sends to another."""
     return fill(sender + 5 * receiver, dtype, count)
 
 

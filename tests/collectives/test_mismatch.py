@@ -106,7 +106,7 @@ def differing(
 
 I32, F32, F64 = torch.int32, torch.float32, torch.float64
 
-# What rank 0 calls, what rank 1 calls, and what the error must tell about each, as patterns.
+# The call of rank 0, the call of rank 1, and patterns for what the error must say about each.
 CASES: dict[str, tuple[Call, Call, list[str]]] = {
     "all_reduce of different sizes": (
         (all_reduce, (4,)),

@@ -1,4 +1,4 @@
-"""What the ranks of these tests run: models with prescribed gradients, and their training.
+"""Jobs that ranks run in these tests: models with prescribed gradients, and their training.
 
 A prescribed gradient is known to the bit before the backward pass, on every rank and in the test
 itself, so what DDP must deliver can be computed without DDP.
@@ -94,7 +94,7 @@ def take_gradients(model: nn.Module) -> list[torch.Tensor]:
 
 @dataclass
 class Record:
-    """What one rank recorded of a training."""
+    """One rank's record of a training."""
 
     # By step and parameter.
     delivered: list[list[torch.Tensor]] = field(default_factory=list)
@@ -161,7 +161,7 @@ def kept(
 
 
 def residuals(state: dict[str, Any]) -> list[torch.Tensor]:
-    """What one rank has not sent yet, bucket by bucket."""
+    """The residuals of one rank, bucket by bucket."""
     return [bucket["residual"] for model in state["models"] for bucket in model["buckets"]]
 
 

@@ -40,7 +40,7 @@ def scale_for(total: float, wire: str) -> float:
 
 @dataclass
 class Delivered:
-    """What a step must deliver: its values, and by how much they may be off."""
+    """The expected values of a step, and by how much they may be off."""
 
     gradient: torch.Tensor
     tolerance: torch.Tensor

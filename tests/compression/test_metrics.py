@@ -106,7 +106,7 @@ class Listener(logging.Handler):
 
 
 def listen(rank: int, world: int, steps: list[int]) -> list[list[tuple[int, str]]]:
-    """What was printed after each of several trainings, each with a new model."""
+    """The output after each of several trainings, each with a new model."""
     listener = Listener()
     logger = logging.getLogger("gflow")
     logger.addHandler(listener)

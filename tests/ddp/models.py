@@ -13,7 +13,7 @@ WIDTH = 12
 
 
 def batch(rank: int, step: int, rows: int = 4) -> torch.Tensor:
-    """What `rank` trains on in `step`."""
+    """The batch that `rank` trains on in `step`."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
     return torch.randn(rows, WIDTH, generator=generator)
 
@@ -57,7 +57,7 @@ def loss_of(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 def mean_gradients(
     model: nn.Module, inputs_of: Callable[[int], list[torch.Tensor]], world: int
 ) -> list[torch.Tensor | None]:
-    """What DDP must leave in the gradients: the mean over the ranks, each the sum over its batches.
+    """The gradients that DDP must produce: the mean over the ranks, each the sum over its batches.
 
     The sum is in double precision, so that a comparison sees only the backend's own rounding.
     """

@@ -33,7 +33,7 @@ STEPS = 4
 
 
 class Delta:
-    """What a group has counted since this object was made."""
+    """A group's counts since this object was made."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
@@ -189,7 +189,7 @@ def test_two_models_in_one_process_are_both_recognised(ranks: Callable[..., Team
 
 
 class SynchronisedMean(torch.autograd.Function):
-    """What SyncBatchNorm does between ranks, on CPU tensors: gathers forward, reduces backward."""
+    """Communicates like SyncBatchNorm, on CPU tensors: gathers forward, reduces backward."""
 
     @staticmethod
     def forward(context: Any, inputs: torch.Tensor) -> torch.Tensor:

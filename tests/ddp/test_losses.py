@@ -100,7 +100,7 @@ def test_two_ranks_of_one_host_train_as_with_gloo_to_the_last_bit(
 
 @pytest.fixture(scope="module")
 def on_two_hosts() -> list[dict[str, dict[str, list[str]]]]:
-    """What two ranks on separate hosts get in all cases from both backends."""
+    """The losses of two ranks on separate hosts, in all cases, with both backends."""
     if why_not():
         pytest.skip(why_not())
     with Network(2) as network:
@@ -120,7 +120,7 @@ def test_two_ranks_of_two_hosts_train_as_with_gloo_to_the_last_bit(
 
 
 def main() -> None:
-    """What a rank on one of two hosts does."""
+    """The job of a rank on one of two hosts."""
     torch.set_num_threads(1)
     rank, address, port = (os.environ[name] for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
     store = dist.TCPStore(address, int(port), is_master=rank == "0")

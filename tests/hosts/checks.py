@@ -46,7 +46,7 @@ class Finding:
     rounded: bool = False
 
     def problem(self) -> str | None:
-        """What is wrong, in one line."""
+        """The problem in one line."""
         try:
             if self.bound is None:
                 plain.assert_same(self.came, self.expected, self.rounded, self.label)

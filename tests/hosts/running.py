@@ -105,7 +105,7 @@ class Ranks:
 
 
 def lines_of(output: str) -> list[dict[str, Any]]:
-    """What a rank has reported by `say`, in order; other output is skipped."""
+    """The lines that a rank has reported with `say`, in order; other output is skipped."""
     lines = []
     for line in output.splitlines():
         if line.startswith("{"):

@@ -1,4 +1,4 @@
-"""What one test case asks of a rank: a function, its arguments, and the group to run it in.
+"""A test case as a rank gets it: a function, its arguments, and the group to run it in.
 
 Everything in it can be pickled, because it is sent to another process.
 """

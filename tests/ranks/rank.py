@@ -138,5 +138,5 @@ class Rank:
         return f"{exit_text(code)}\n{self.output()}" if code else None
 
     def output(self) -> str:
-        """What the process has written since its case began."""
+        """The output of the process since its case began."""
         return self._process.output(self._seen)

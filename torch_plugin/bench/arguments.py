@@ -88,7 +88,7 @@ def option_values(name: str) -> Callable[[str], list[Any]]:
 
 @dataclass(frozen=True)
 class LayoutDefaults:
-    """What ``--help`` says of the defaults of these options."""
+    """The text in ``--help`` about the defaults of these options."""
 
     hosts: str
     ranks: str

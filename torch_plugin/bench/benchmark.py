@@ -70,7 +70,7 @@ class Benchmark:
 
 @dataclass
 class Result:
-    """What a run has measured.
+    """The measurements of a run.
 
     Attributes:
         rows: in the order in which they came.

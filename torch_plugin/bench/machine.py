@@ -1,4 +1,4 @@
-"""What the numbers of a benchmark depend on: the GPUs of this machine, and what its network card
+"""The machine that a benchmark's numbers depend on: its GPUs, and the bytes that its network card
 has sent. Missing hardware or programs are reported, never an error.
 
 torch is imported inside the functions: ``--help`` has to answer at once.
@@ -35,7 +35,7 @@ class Finding(NamedTuple):
 
 
 def gpu_findings() -> list[Finding]:
-    """What the engine finds of what it needs on GPUs."""
+    """The engine's findings about what it needs on GPUs."""
     from gflow import native
 
     return [Finding(*one) for one in native.library.look_for_gpus()]
@@ -83,7 +83,7 @@ def gpu_info(device_type: str) -> dict[str, Any]:
 
 
 def gpu_lines(info: dict[str, Any]) -> list[str]:
-    """What :func:`gpu_info` has returned, as text; nothing if there is nothing."""
+    """The result of :func:`gpu_info` as text; empty if it is empty."""
     if "gpus" not in info:
         return []
     shown = [
@@ -97,7 +97,7 @@ def gpu_lines(info: dict[str, Any]) -> list[str]:
 
 
 def _output_of(command: Sequence[str]) -> str:
-    """What a program prints, or why there is nothing."""
+    """The output of a program, or why there is none."""
     if shutil.which(command[0]) is None:
         return f"{command[0]} is not on PATH"
     try:
@@ -128,7 +128,7 @@ def sent_bytes(interface: str) -> int:
 
 
 def sent_bytes_meaning(hosts: int) -> str:
-    """What the count is, for those who read it."""
+    """Explains the count to the reader."""
     if hosts > 1:
         return "10^6 bytes that a host's network card has sent per step, with headers."
     return (

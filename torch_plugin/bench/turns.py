@@ -90,7 +90,7 @@ def random_orders(names: Sequence[str], seed: int) -> Iterator[list[str]]:
 
 @dataclass
 class Timings:
-    """What one contender has taken, on this rank."""
+    """The time that one contender has taken on this rank."""
 
     seconds: list[float] = field(default_factory=list)
     processor_seconds: float = 0.0

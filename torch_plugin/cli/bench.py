@@ -150,7 +150,7 @@ def _announce(chosen: Benchmark, args: argparse.Namespace, load: float) -> None:
 
 
 def _run_info(chosen: Benchmark, args: argparse.Namespace, load: float) -> Info:
-    """What one has to know to read the numbers later."""
+    """The information needed to interpret the numbers later."""
     return {
         "benchmark": chosen.name,
         "ranks": args.ranks,

@@ -33,14 +33,14 @@ _EXACT = "or set GFLOW_COMPRESS=off, then everything on GPUs goes through torch'
 
 @dataclass(frozen=True)
 class Passed:
-    """What a check saw that passed; ``advice`` is what the user may still want to know."""
+    """The finding of a check that passed; ``advice`` is what the user may still want to know."""
 
     detail: str
     advice: str = ""
 
 
 class Failed(Exception):
-    """What a check saw that failed, what to do, and the output of processes that were run."""
+    """The finding of a check that failed, what to do, and the output of processes that were run."""
 
     def __init__(self, detail: str, advice: str, output: str = "") -> None:
         super().__init__(detail)
@@ -237,7 +237,7 @@ def _cuda() -> Passed:
 
 
 def gpu_libraries() -> Passed:
-    """What the engine finds of what it needs to compress gradients on GPUs."""
+    """The engine's findings about what it needs to compress gradients on GPUs."""
     import torch
 
     try:

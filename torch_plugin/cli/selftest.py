@@ -1,4 +1,4 @@
-"""What the ranks of ``gflow doctor`` do: a small, complete use of gflow, checked.
+"""The self-test that the ranks of ``gflow doctor`` run: a small but complete use of gflow.
 
 Nothing here may depend on luck: a self-test that fails on a machine that is fine is worse than
 none.

@@ -1,4 +1,4 @@
-"""What a started process runs first: it ties itself to its parent, may change its network
+"""The first code in a started process: it ties itself to its parent, may change its network
 namespace, and then becomes the real program.
 
     child.py PARENT - PROGRAM ARGUMENT...          run PROGRAM

@@ -23,7 +23,7 @@ from typing import NoReturn
 from gflow.launch.child import command_of_child, command_of_holder
 from gflow.launch.process import Location
 
-#: What the first network card is called on each host.
+#: The name of the first network card on each host.
 INTERFACE = "eth0"
 _MAX_HOSTS = 64
 _COMMAND_SECONDS = 30.0
@@ -172,7 +172,7 @@ def hosts(count: int, rate: int | None = None) -> Iterator[list[Host]]:
 
 
 def obstacle(*, rate: bool = False) -> str | None:
-    """What stands in the way of making hosts, or None; not every obstacle can be foreseen."""
+    """Why hosts can't be made, or None; not every obstacle can be foreseen."""
     if os.geteuid() != 0:
         return "several hosts are network namespaces, and making them needs root: run it with sudo"
     for command in ("ip", "tc") if rate else ("ip",):

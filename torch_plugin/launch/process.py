@@ -122,7 +122,7 @@ class Process:
             os.kill(self.pid, number)
 
     def output(self, start: int = 0) -> str:
-        """What it has printed so far, from byte ``start`` on."""
+        """Its output so far, from byte ``start`` on."""
         # Read at a position: the process writes where the file stands.
         data = os.pread(self._output.fileno(), max(0, self.output_size() - start), start)
         return data.decode(errors="replace")

@@ -73,7 +73,7 @@ class Ranks:
             inherited = {
                 name: value
                 for name, value in os.environ.items()
-                # What an outer launcher says is meant for its own ranks.
+                # An outer launcher's variables are meant for its own ranks.
                 if name not in unset and not name.startswith("TORCHELASTIC_")
             }
             for number, location in enumerate(locations):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-#: Of the weights at the start, over that of a layer that keeps the size of what goes through it.
+#: The spread of the initial weights, relative to that of a layer that preserves signal size.
 #: At GPT-2's width this is its 0.02; a narrow network would hardly start to learn with that.
 _INITIAL_SPREAD = 0.5
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-#: Of each stage: how many blocks, how wide inside, and the stride of the first block.
+#: For each stage: the number of blocks, their inner width, and the stride of the first block.
 _STAGES = ((3, 64, 1), (4, 128, 2), (6, 256, 2), (3, 512, 2))
 #: A block's output has this many times the channels of its inside.
 _EXPANSION = 4

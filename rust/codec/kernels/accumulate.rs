@@ -153,7 +153,7 @@ unsafe fn add_by_blocks<G: Stored<Number: Float>>(
     sums.total()
 }
 
-/// With momentum.
+/// The same with momentum.
 ///
 /// # Safety
 /// The types belong to the instruction set this is compiled for.

@@ -1,4 +1,4 @@
-//! What the ring calls to reduce what arrives into what is there.
+//! The reduction that the ring applies to arriving data.
 
 /// A reduction of bytes that hold elements.
 pub trait Combine: Sync {

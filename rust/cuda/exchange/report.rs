@@ -1,5 +1,5 @@
-//! What the device measures of an exchange: the times of its stages, and the norms that were sent
-//! or kept. The host reads it once the exchange is complete; nothing here waits for that.
+//! Measurements of an exchange on the device: the times of its stages, and the norms that were sent
+//! or kept. The host reads them once the exchange is complete; nothing here waits for that.
 
 use super::shard_layout::ShardLayout;
 use crate::codec::ExchangeNorms;

@@ -16,7 +16,7 @@ pub struct DeviceShard<'a> {
     /// How many of its chunks are sent.
     pub count: usize,
     pub residual: &'a DeviceBuffer,
-    /// With momentum only.
+    /// Only with momentum.
     pub velocity: Option<&'a DeviceBuffer>,
     /// Whether sending a chunk clears its velocity.
     pub clears_velocity: bool,

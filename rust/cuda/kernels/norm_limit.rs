@@ -1,7 +1,7 @@
 //! The limit of a norm before NCCL adds those of all hosts.
 
-/// What each host's norm is capped at, so that no sum of finite norms becomes infinite: that would
-/// look like a poisoned chunk.
+/// The cap for each host's norm, so that no sum of finite norms becomes infinite: that would look
+/// like a poisoned chunk.
 ///
 /// NCCL adds in an unknown order, and rounds. If the cap is a power of two, every partial sum is at
 /// most a multiple of it that a float can represent exactly, so rounding never exceeds that.

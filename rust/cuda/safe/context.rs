@@ -57,7 +57,7 @@ fn exchange_capture_mode(mut mode: CUstreamCaptureMode) -> Result<CUstreamCaptur
 /// A context is current on this thread. Drop it on the same thread.
 #[must_use]
 pub struct ContextGuard {
-    /// What to restore, if another context was current.
+    /// The context to restore, if another one was current.
     previous: Option<CUcontext>,
     capture_mode: Option<CUstreamCaptureMode>,
 }

@@ -1,7 +1,7 @@
 //! Checked wrappers: handles that clean up behind themselves, calls that return [`Fault`]s instead
 //! of codes.
 //!
-//! What is enqueued on a stream runs later. Functions here that touch device memory are `unsafe`
+//! Work enqueued on a stream runs later. Functions here that touch device memory are `unsafe`
 //! where the caller has to promise that the memory is still there by then.
 //!
 //! [`Fault`]: super::Fault

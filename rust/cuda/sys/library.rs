@@ -129,7 +129,7 @@ fn load(spec: &LibrarySpec, candidates: &[Candidate]) -> Result<LoadedLibrary> {
     )))
 }
 
-/// What the loader said. The error itself only says that it failed.
+/// The loader's message. The error itself only says that it failed.
 fn reason(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), |source| source.to_string())
 }

@@ -1,4 +1,4 @@
-//! What a step of a [`Case`] should give, by plain loops and the codec's scalar reference.
+//! The expected results of a [`Case`]'s steps, from plain loops and the codec's scalar reference.
 
 use super::gradient_case::{Case, WARMUP, encode};
 use crate::codec::chunks_to_send;
@@ -106,7 +106,7 @@ fn compressed_step(case: &Case, kept: &mut [Vec<Kept>], local_rank: usize, group
             count: chunks_to_send(chunks, case.density),
             wire: case.wire,
             momentum: case.momentum,
-            // Of those in `cases`, only a short momentum at a low density is out of date when sent.
+            // Among the `cases`, only short momentum at low density is out of date when sent.
             clears_velocity: case.momentum.is_some_and(|momentum| momentum.factor < 0.5)
                 && case.density < 0.1,
             element: case.element,

@@ -71,7 +71,7 @@ pub struct FdExchange<'a> {
     /// All ranks of this host, this one included, with the names of their [`FdListener`]s.
     pub locals: &'a [(usize, String)],
     pub key: &'a Key,
-    /// What the others get from this rank. It must have been created here.
+    /// The segment that the other ranks get from this one. It must have been created here.
     pub segment: &'a Segment,
     pub deadline: Instant,
     pub interrupt: &'a Interrupt,

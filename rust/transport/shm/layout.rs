@@ -1,4 +1,4 @@
-//! What lies where in the segment of a rank.
+//! The memory layout of a rank's segment.
 //!
 //! ```text
 //! 0            the control block

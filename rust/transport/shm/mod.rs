@@ -1,6 +1,6 @@
 //! Memory that the ranks of one host share: each has a segment, and maps those of the others.
 //!
-//! What a peer writes is bounded before it is used, and nothing else about it is trusted. Segments
+//! Values written by a peer are bounds-checked before use and not trusted otherwise. Segments
 //! and sockets have no name in the file system, so a killed job leaves nothing behind.
 //!
 //! | file | what it is |

@@ -41,7 +41,7 @@ pub struct SharedRegion {
     local_rank: usize,
     /// The ranks of the group on this host, ascending.
     ranks: Vec<usize>,
-    /// By local rank.
+    /// Indexed by local rank.
     segments: Vec<Arc<Segment>>,
     arena: Arc<Arena>,
     spin_policy: SpinPolicy,

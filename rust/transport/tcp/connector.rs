@@ -53,7 +53,7 @@ impl Listener {
 #[derive(Clone)]
 pub struct ConnectorConfig {
     pub rank: usize,
-    /// By rank.
+    /// Indexed by rank.
     pub addresses: Vec<SocketAddr>,
     pub key: Key,
     pub deadline: Instant,
@@ -68,7 +68,7 @@ pub struct Connector {
     accepted: Receiver<Accepted>,
     /// Connections that haven't been asked for yet.
     early: HashMap<Caller, TcpStream>,
-    /// What went wrong last, for the error message.
+    /// The last failure, for the error message.
     last: String,
     /// Stops the acceptor.
     closing: Arc<Interrupt>,

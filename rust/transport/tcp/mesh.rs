@@ -94,7 +94,7 @@ impl Link {
     /// Reads what the socket has now, and fails if that shows that the peer has given up.
     fn receive(&mut self, rank: usize) -> Result<(), Failure> {
         let pulled = self.pull_incoming();
-        // What arrived before the end counts, above all a goodbye: it has the reason.
+        // Look at frames that arrived before the end first: a goodbye has the reason.
         match self.incoming.waiting_goodbye() {
             Some(Goodbye { gave_up: true, reason }) => Err(self.lost(rank, reason)),
             Some(Goodbye { gave_up: false, reason }) => {

@@ -1,4 +1,4 @@
-"""What ``gflow bench allreduce`` shows: a line per size while it runs, tables and a plot at the
+"""The output of ``gflow bench allreduce``: a line per size while it runs, tables and a plot at the
 end.
 
 Every contender and every size that was measured is in all of them.

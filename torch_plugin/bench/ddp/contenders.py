@@ -121,7 +121,7 @@ class Replica:
             raise RuntimeError(f"{LABELS[self._name]}: the weights are no numbers any more")
 
     def counters(self) -> dict[str, float]:
-        """What gflow itself has counted so far on this rank; empty for others."""
+        """gflow's own counters so far on this rank; empty for others."""
         if not self._name.startswith("gflow"):
             return {}
         import gflow

@@ -1,4 +1,4 @@
-"""What ``gflow bench ddp`` shows: a line per contender while it runs, a table and a plot at the
+"""The output of ``gflow bench ddp``: a line per contender while it runs, a table and a plot at the
 end.
 
 Every contender that was measured is in all of them; the axes of the plot start at zero.

@@ -1,4 +1,4 @@
-"""What ``gflow bench quality`` shows: a line per training, then a table and a plot of each task.
+"""The output of ``gflow bench quality``: a line per training, then a table and a plot of each task.
 
 It states facts, such as whether a mean lies within the range of the dense trainings; it does not
 judge whether that is good enough. No training is left out.

@@ -72,7 +72,7 @@ fn open_from(members: &[Member], first: usize) -> Vec<Gpu> {
 pub struct OnGpu {
     span: Span,
     engine_stream: Arc<Stream>,
-    /// What the job's stream has to wait for, once it is complete.
+    /// The event that the job's stream has to wait for, once the operation is complete.
     end: Mutex<Option<Event>>,
     completed: Mutex<Option<Sender<Option<String>>>>,
 }
