@@ -24,7 +24,7 @@ struct Kernels {
 #[derive(Debug, Clone, PartialEq)]
 struct Outcome {
     sums: Vec<u32>,
-    chosen: Vec<u32>,
+    selected: Vec<u32>,
     scales: Vec<f32>,
     sent: Vec<Vec<u8>>,
     summed: Vec<u8>,
@@ -56,11 +56,11 @@ impl Kernels {
             add_norms(&mut sums, &norms);
         }
 
-        let mut chosen = Vec::new();
-        select(&sums, method.count, &mut chosen);
+        let mut selected = Vec::new();
+        select(&sums, method.count, &mut selected);
         let (size, mut at) = (method.wire.element_bytes(), 0);
         let mut slots = Vec::new();
-        for chunk in &chosen {
+        for chunk in &selected {
             let range = grid.range(*chunk as usize);
             slots.push((range.clone(), at..at + range.len(), sums[*chunk as usize]));
             at += range.len();
@@ -109,7 +109,7 @@ impl Kernels {
         assert!(delivered.iter().all(|delivered| *delivered == delivered_to_first(&gradients)));
         Outcome {
             sums: bits(&sums),
-            chosen,
+            selected,
             scales,
             sent,
             summed,
@@ -191,7 +191,7 @@ proptest! {
         let then = reference::step(&method, &ranks);
         let then = Outcome {
             sums: bits(&then.sums),
-            chosen: then.chosen,
+            selected: then.selected,
             scales: then.scales,
             sent: then.sent,
             summed: then.summed,

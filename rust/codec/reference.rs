@@ -42,10 +42,10 @@ pub(crate) struct Step {
     pub ranks: Vec<Rank>,
     /// The sum of the ranks' norms, per chunk.
     pub sums: Vec<f32>,
-    pub chosen: Vec<u32>,
-    /// Per chosen chunk.
+    pub selected: Vec<u32>,
+    /// Per selected chunk.
     pub scales: Vec<f32>,
-    /// The bytes of all chosen chunks, per rank.
+    /// The bytes of all selected chunks, per rank.
     pub sent: Vec<Vec<u8>>,
     /// The ring's sum of those.
     pub summed: Vec<u8>,
@@ -55,7 +55,7 @@ pub(crate) struct Step {
 /// One step of all ranks, which form the ring in their order.
 ///
 /// A chunk that is poisoned on any rank is delivered as infinity or NaN to all, and nothing of it
-/// is sent: if it is chosen for lack of others, zeros are sent. A rank on which it is poisoned
+/// is sent: if it is selected for lack of others, zeros are sent. A rank on which it is poisoned
 /// keeps its old residual and velocity; the others keep their gradient in the residual.
 pub(crate) fn step(method: &Method, before: &[Rank]) -> Step {
     let mut ranks = before.to_vec();
@@ -77,12 +77,12 @@ pub(crate) fn step(method: &Method, before: &[Rank]) -> Step {
         }
     }
 
-    let chosen = select(&sums, method.count);
+    let selected = select(&sums, method.count);
     let scales: Vec<f32> =
-        chosen.iter().map(|chunk| scale_for(sums[*chunk as usize], method.wire)).collect();
+        selected.iter().map(|chunk| scale_for(sums[*chunk as usize], method.wire)).collect();
     let mut sent = vec![Vec::new(); ranks.len()];
     for (rank, sent) in ranks.iter_mut().zip(&mut sent) {
-        for (chunk, scale) in chosen.iter().zip(&scales) {
+        for (chunk, scale) in selected.iter().zip(&scales) {
             let range = ranges[*chunk as usize].clone();
             if !sums[*chunk as usize].is_finite() {
                 sent.resize(sent.len() + range.len() * bytes(method.wire), 0);
@@ -103,7 +103,7 @@ pub(crate) fn step(method: &Method, before: &[Rank]) -> Step {
         }
     }
     let mut at = 0;
-    for (chunk, scale) in chosen.iter().zip(&scales) {
+    for (chunk, scale) in selected.iter().zip(&scales) {
         let chunk = *chunk as usize;
         for element in ranges[chunk].clone() {
             if sums[chunk].is_finite() {
@@ -133,7 +133,7 @@ pub(crate) fn step(method: &Method, before: &[Rank]) -> Step {
     for rank in &mut ranks {
         rank.gradient.clone_from(&delivered);
     }
-    Step { ranks, sums, chosen, scales, sent, summed, delivered }
+    Step { ranks, sums, selected, scales, sent, summed, delivered }
 }
 
 /// The norms of the gradient and of the new residual of a chunk.

@@ -26,7 +26,7 @@
 //!
 //! gflow builds and loads without any of these libraries: a missing one is an error only when a
 //! CUDA tensor is used. Nothing here knows the group or waits for other ranks, and only the
-//! [`watchdog`] and saving a state wait for the device.
+//! [`watchdog`] and saving or loading a state wait for the device.
 
 mod exchange;
 mod findings;

@@ -181,7 +181,7 @@ impl<'a> Run<'a> {
                 .map_err(|failure| shared.explain(failure, &job.info))?;
         }
         let outcome = job.operation.finish();
-        self.finish(&job.info, job.operation, agreed.gradient, outcome);
+        self.record_outcome(&job.info, job.operation, agreed.gradient, outcome);
         Ok(())
     }
 
@@ -238,7 +238,7 @@ impl<'a> Run<'a> {
     fn finish_gradients(&mut self, progress: Progress<GradientTicket>) -> Result<()> {
         for Completed { info, ticket } in progress.completed {
             let outcome = ticket.operation.finish();
-            self.finish(&info, ticket.operation, ticket.is_gradient, outcome);
+            self.record_outcome(&info, ticket.operation, ticket.is_gradient, outcome);
         }
         match progress.failed {
             Some(Failed { info, failure }) => {
@@ -274,14 +274,14 @@ impl<'a> Run<'a> {
             }
             Err(error) => Err(error),
             Ok(()) => {
-                self.finish(&job.info, job.operation, agreed.gradient, Ok(()));
+                self.record_outcome(&job.info, job.operation, agreed.gradient, Ok(()));
                 Ok(())
             }
         }
     }
 
     /// Counts a collective that has an outcome, and keeps it to be completed.
-    fn finish(
+    fn record_outcome(
         &mut self,
         info: &CollectiveInfo,
         operation: Arc<dyn Operation>,
@@ -290,7 +290,7 @@ impl<'a> Run<'a> {
     ) {
         let CollectiveInfo { seq, call } = info;
         if outcome.is_ok() {
-            self.shared.counters.count(counters::Completed {
+            self.shared.counters.count(counters::CollectiveCount {
                 kind: call.view.kind as usize,
                 is_gradient,
                 tensors: u64::from(call.view.tensors),

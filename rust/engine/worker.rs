@@ -17,7 +17,7 @@ pub fn serve(shared: &Shared) {
     while let Some(task) = shared.queue.pop() {
         match task {
             Task::Collective(job) => run(shared, job),
-            Task::Flush => complete(shared, None, |run| run.flush()),
+            Task::Flush => run_and_complete(shared, None, |run| run.flush()),
         }
     }
     // If the group failed while nothing was running here, the peers haven't been told yet.
@@ -40,12 +40,12 @@ pub fn run(shared: &Shared, job: Job) {
         operation: job.operation.clone(),
         is_timed: job.info.call.gradient,
     };
-    complete(shared, Some(pending), |run| run.perform(job));
+    run_and_complete(shared, Some(pending), |run| run.perform(job));
 }
 
 /// Does `work` with the other ranks and completes every collective that it finished. If it fails,
 /// `pending` is the collective that failed.
-fn complete(
+fn run_and_complete(
     shared: &Shared,
     pending: Option<PendingCollective>,
     work: impl FnOnce(&mut Run) -> Result<()>,

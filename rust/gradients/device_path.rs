@@ -124,7 +124,7 @@ impl DevicePath {
         let location = self.location();
         for fused in buckets {
             let Some(shard) = &fused.shard else { continue };
-            let number = fused.bucket.number;
+            let number = fused.agreed.number;
             if context.store.entry(number).is_elsewhere(&location) {
                 // It moves when the stream is done, and that depends on other ranks too.
                 let event = self.queue.stream.record().map_err(failed)?;
@@ -266,9 +266,9 @@ impl ExchangePath for DevicePath {
         let (mut numbers, mut shards) = (Vec::new(), Vec::new());
         for fused in buckets.iter() {
             if let Some(shard) = &fused.shard {
-                let bucket = store.get(fused.bucket.number).ok_or_else(not_on_device)?;
+                let bucket = store.get(fused.agreed.number).ok_or_else(not_on_device)?;
                 shards.push(device_shard(shard, fused.density, bucket, plan)?);
-                numbers.push(fused.bucket.number);
+                numbers.push(fused.agreed.number);
             }
         }
         let (mut scratch, mut sent) = (std::mem::take(&mut self.scratch), Vec::new());
@@ -313,12 +313,12 @@ fn count_report(
     stages: &[Stage],
     buckets: &[u32],
 ) {
-    let (seconds, weights) = report.read();
+    let (seconds, norms) = report.read();
     for (stage, seconds) in stages.iter().zip(seconds) {
         counters.add_seconds(*stage, seconds);
     }
-    for (bucket, weight) in buckets.iter().zip(weights) {
-        counters.set_residual_ratio(*bucket, weight.residual_ratio());
+    for (bucket, norms) in buckets.iter().zip(norms) {
+        counters.set_residual_ratio(*bucket, norms.residual_ratio());
     }
 }
 

@@ -112,18 +112,18 @@ impl Exchanger {
     pub fn begin(
         &mut self,
         fabric: &mut Fabric,
-        bucket: AgreedBucket,
+        agreed: AgreedBucket,
         density: f64,
         tensor: Tensor,
         deadline: Instant,
     ) -> Result<FusedBucket, ExchangeFailure> {
         let (path, mut context) = self.path_for(fabric, tensor.device_slot(), deadline)?;
         path.reduce_within(&mut context, &tensor)?;
-        context.store.entry(bucket.number).step = bucket.step + 1;
+        context.store.entry(agreed.number).step = agreed.step + 1;
         let chunk = self.config.as_ref().map_or(1, |config| config.chunk);
         let shard = hierarchical::own_shard(fabric.topology(), tensor.span)
             .map(|span| Shard::new(span, tensor.element, chunk));
-        Ok(FusedBucket { bucket, density, tensor, shard })
+        Ok(FusedBucket { agreed, density, tensor, shard })
     }
 
     /// Sends off the selected chunks of some buckets. Returns whether they can be completed at once.
@@ -180,17 +180,17 @@ fn count(counters: &GradientCounters, buckets: &[FusedBucket], sent: u64) {
     let all: u64 = buckets.iter().map(elements).sum();
     for bucket in buckets {
         let shard = bucket.shard.as_ref();
-        // A device reports its weights later.
-        let is_weighed = bucket.tensor.device_slot() == 0;
-        let weight = shard.map(|shard| shard.weight).unwrap_or_default();
+        // A device reports its norms later.
+        let has_norms = bucket.tensor.device_slot() == 0;
+        let norms = shard.map(|shard| shard.exchange_norms).unwrap_or_default();
         counters.record(BucketExchange {
-            bucket: bucket.bucket.number,
-            step: bucket.bucket.step + 1,
+            bucket: bucket.agreed.number,
+            step: bucket.agreed.step + 1,
             gradient_bytes: bucket.tensor.span.bytes as u64,
             carried_bytes: shard.map_or(0, |shard| shard.bytes() as u64),
             wire_bytes: (sent * elements(bucket)).checked_div(all).unwrap_or(0),
             density: bucket.density,
-            residual_ratio: is_weighed.then(|| weight.residual_ratio()),
+            residual_ratio: has_norms.then(|| norms.residual_ratio()),
         });
     }
 }

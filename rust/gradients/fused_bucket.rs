@@ -10,7 +10,7 @@ use crate::simd::reducer::Reducer;
 use std::sync::Arc;
 
 pub struct FusedBucket {
-    pub bucket: AgreedBucket,
+    pub agreed: AgreedBucket,
     /// The fraction of its chunks that is sent in this step.
     pub density: f64,
     pub tensor: Tensor,

@@ -40,7 +40,7 @@ fn carried_shards(buckets: &mut [FusedBucket]) -> Vec<CarriedShard<'_>> {
     let buckets = buckets.iter_mut().enumerate();
     buckets
         .filter_map(|(index, fused)| {
-            let (number, density) = (fused.bucket.number, fused.density);
+            let (number, density) = (fused.agreed.number, fused.density);
             fused.shard.as_mut().map(|shard| CarriedShard { index, number, density, shard })
         })
         .collect()
@@ -146,7 +146,7 @@ impl ExchangePath for HostPath {
                 for chunk in std::mem::take(&mut parcel.chunks) {
                     let bucket = &mut buckets[chunk.bucket];
                     let Some(shard) = &mut bucket.shard else { continue };
-                    let state = state_on_host(store.entry(bucket.bucket.number))?;
+                    let state = state_on_host(store.entry(bucket.agreed.number))?;
                     shard.unpack(state, plan.config.wire, &chunk, &mut parcel, is_first_host);
                 }
                 Ok(())

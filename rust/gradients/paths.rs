@@ -41,7 +41,7 @@ impl Paths {
             Entry::Occupied(known) => Ok(known.into_mut()),
             Entry::Vacant(unknown) => {
                 let Some(queue) = self.opened.queue(device_slot) else {
-                    return Err(Failure::Broken(format!("there is no device {device_slot}")).into());
+                    return Err(Failure::Broken(format!("no device in slot {device_slot}")).into());
                 };
                 let watchdog = self.opened.watchdog.clone();
                 Ok(unknown.insert(DevicePath::new(queue, watchdog, rank)))

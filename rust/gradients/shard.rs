@@ -24,7 +24,7 @@ pub struct Shard {
     scales: Vec<f32>,
     /// How many elements are sent.
     pub sent_elements: usize,
-    pub weight: ExchangeNorms,
+    pub exchange_norms: ExchangeNorms,
 }
 
 impl Shard {
@@ -37,7 +37,7 @@ impl Shard {
             selected: Vec::new(),
             scales: Vec::new(),
             sent_elements: 0,
-            weight: ExchangeNorms::default(),
+            exchange_norms: ExchangeNorms::default(),
         }
     }
 
@@ -76,8 +76,8 @@ impl Shard {
         };
         let norms = slice.accumulate(scratch);
         let finite = |norm: f32| if norm.is_finite() { f64::from(norm) } else { 0.0 };
-        self.weight.gradient = norms.iter().map(|norms| finite(norms.gradient)).sum();
-        self.weight.unsent = norms.iter().map(|norms| finite(norms.residual)).sum();
+        self.exchange_norms.gradient = norms.iter().map(|norms| finite(norms.gradient)).sum();
+        self.exchange_norms.unsent = norms.iter().map(|norms| finite(norms.residual)).sum();
         self.norms = norms.into_iter().map(|norms| norms.residual).collect();
     }
 
@@ -94,7 +94,7 @@ impl Shard {
         let elements = |index: &u32| self.grid.range(*index as usize).len();
         self.sent_elements = self.selected.iter().map(elements).sum();
         let sent: f64 = self.selected.iter().map(|index| f64::from(own[*index as usize])).sum();
-        self.weight.unsent = (self.weight.unsent - sent).max(0.0);
+        self.exchange_norms.unsent = (self.exchange_norms.unsent - sent).max(0.0);
     }
 
     /// The selected chunks: the elements of each in the shard, and its scale.

@@ -11,9 +11,9 @@ pub struct Counters {
     by_kind: Vec<AtomicU64>,
 }
 
-/// A collective that succeeded, in numbers.
+/// What one successful collective adds to the counters.
 #[derive(Debug, Clone, Copy)]
-pub struct Completed {
+pub struct CollectiveCount {
     /// Index of its kind in the caller's list of kinds.
     pub kind: usize,
     pub is_gradient: bool,
@@ -44,18 +44,18 @@ impl Counters {
         }
     }
 
-    pub fn count(&self, completed: Completed) {
+    pub fn count(&self, collective: CollectiveCount) {
         let add = |counter: &AtomicU64, amount: u64| {
             counter.fetch_add(amount, Ordering::Relaxed);
         };
-        if completed.is_gradient {
+        if collective.is_gradient {
             add(&self.gradient_buckets, 1);
-            add(&self.gradient_bytes, completed.bytes);
+            add(&self.gradient_bytes, collective.bytes);
         } else {
-            add(&self.exact_tensors, completed.tensors);
-            add(&self.exact_bytes, completed.bytes);
+            add(&self.exact_tensors, collective.tensors);
+            add(&self.exact_bytes, collective.bytes);
         }
-        add(&self.by_kind[completed.kind], 1);
+        add(&self.by_kind[collective.kind], 1);
     }
 
     pub fn snapshot(&self) -> Counts {

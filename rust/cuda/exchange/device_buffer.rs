@@ -56,7 +56,7 @@ impl DeviceBuffer {
 
     /// Copies from a buffer of the same length on the same queue.
     pub fn copy_from(&mut self, other: &DeviceBuffer) -> Result<()> {
-        assert_eq!(self.len, other.len, "gflow: numbers are copied to as many");
+        assert_eq!(self.len, other.len, "gflow: lengths differ");
         // SAFETY: both are memory of this queue, and distinct.
         unsafe { self.queue.stream.copy(self.address(), other.address(), self.memory.bytes()) }
     }

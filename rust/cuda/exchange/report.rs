@@ -3,7 +3,7 @@
 
 use super::shard_layout::ShardLayout;
 use crate::codec::ExchangeNorms;
-use crate::cuda::kernels::NOT_CHOSEN;
+use crate::cuda::kernels::NOT_SELECTED;
 use crate::cuda::safe::event::Event;
 use crate::cuda::safe::pinned::PinnedBuffer;
 use crate::cuda::safe::stream::Stream;
@@ -114,7 +114,7 @@ fn exchange_norms(words: &[u32], shards: &[Range<usize>]) -> Vec<ExchangeNorms> 
         gradient: shard.clone().filter_map(|chunk| norm(chunks + chunk)).sum(),
         unsent: shard
             .clone()
-            .filter(|chunk| words[2 * chunks + chunk] == NOT_CHOSEN)
+            .filter(|chunk| words[2 * chunks + chunk] == NOT_SELECTED)
             .filter_map(norm)
             .sum(),
     };
@@ -126,10 +126,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_or_not_finite_is_no_weight() {
+    fn only_finite_norms_count_and_sent_chunks_are_not_unsent() {
         let own = [1.0, f32::NAN, 3.0, 8.0f32].map(f32::to_bits);
         let gradient = [0.5, 2.0, f32::INFINITY, 4.0f32].map(f32::to_bits);
-        let slots = [NOT_CHOSEN, NOT_CHOSEN, 0, NOT_CHOSEN];
+        let slots = [NOT_SELECTED, NOT_SELECTED, 0, NOT_SELECTED];
         let words = [own, gradient, slots].concat();
         let expected = [
             ExchangeNorms { gradient: 2.5, unsent: 1.0 },

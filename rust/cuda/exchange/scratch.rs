@@ -9,7 +9,7 @@ use crate::cuda::sys::fault::Result;
 pub struct Scratch {
     pub(super) norms: ScratchBuffer,
     pub(super) gradient_norms: ScratchBuffer,
-    pub(super) chosen: ScratchBuffer,
+    pub(super) selected: ScratchBuffer,
     pub(super) slots: ScratchBuffer,
     pub(super) wire: ScratchBuffer,
 }

@@ -33,8 +33,8 @@ pub(super) struct ShardLayout<'a> {
     /// Device addresses. One f32 per chunk: the norms of what could be sent, and of the gradient.
     pub norms: u64,
     pub gradient_norms: u64,
-    /// The indices of the chosen chunks, and for every chunk its slot on the wire.
-    pub chosen: u64,
+    /// The indices of the selected chunks, and for every chunk its slot on the wire.
+    pub selected: u64,
     pub slots: u64,
     pub wire: u64,
 }
@@ -52,9 +52,9 @@ const ALIGNMENT: usize = 64;
 /// How much scratch memory an exchange needs.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ScratchLayout {
-    /// Totals over all shards: chunks, chosen chunks, elements on the wire.
+    /// Totals over all shards: chunks, selected chunks, elements on the wire.
     pub chunks: usize,
-    pub chosen: usize,
+    pub selected: usize,
     pub elements: usize,
     /// Elements per chunk, by shard. A shard of a single chunk has no padding.
     chunk_sizes: Vec<u32>,
@@ -63,12 +63,12 @@ pub(super) struct ScratchLayout {
 impl ScratchLayout {
     pub fn new(shards: &[DeviceShard]) -> Result<ScratchLayout> {
         let mut layout =
-            ScratchLayout { chunks: 0, chosen: 0, elements: 0, chunk_sizes: Vec::new() };
+            ScratchLayout { chunks: 0, selected: 0, elements: 0, chunk_sizes: Vec::new() };
         for shard in shards {
             let size = shard.grid.chunk_len.min(shard.grid.elements).max(1);
             layout.chunk_sizes.push(to_u32(size)?);
             layout.chunks += shard.grid.chunks();
-            layout.chosen += shard.count;
+            layout.selected += shard.count;
             layout.elements += (shard.count * size).next_multiple_of(ALIGNMENT);
         }
         Ok(layout)
@@ -86,7 +86,7 @@ impl ScratchLayout {
         let mut norms = scratch.norms.fit(queue, self.chunks * word)?;
         let mut gradient_norms = scratch.gradient_norms.fit(queue, self.chunks * word)?;
         let mut slots = scratch.slots.fit(queue, self.chunks * word)?;
-        let mut chosen = scratch.chosen.fit(queue, self.chosen * word)?;
+        let mut selected = scratch.selected.fit(queue, self.selected * word)?;
         let mut wire_at = scratch.wire.fit(queue, self.elements * wire.element_bytes())?;
         let assign = |(shard, chunk): (&'a DeviceShard<'a>, &u32)| {
             let (chunks, count) = (to_u32(shard.grid.chunks())?, to_u32(shard.count)?);
@@ -98,13 +98,13 @@ impl ScratchLayout {
                 count,
                 norms,
                 gradient_norms,
-                chosen,
+                selected,
                 slots,
                 wire: wire_at,
             };
             let bytes = u64::from(chunks) * word as u64;
             (norms, gradient_norms, slots) = (norms + bytes, gradient_norms + bytes, slots + bytes);
-            chosen += u64::from(count) * word as u64;
+            selected += u64::from(count) * word as u64;
             let elements = (shard.count * chunk as usize).next_multiple_of(ALIGNMENT);
             wire_at += (elements * wire.element_bytes()) as u64;
             Ok(layout)

@@ -40,7 +40,7 @@ impl Stages<'_> {
         self.launch(kernel, launch::accumulate(layout.grid()), &arguments)
     }
 
-    /// Chooses the chunks with the largest norms.
+    /// Selects the chunks with the largest norms.
     pub fn select(&self, layout: &ShardLayout) -> Result<()> {
         if layout.chunks == 0 {
             return Ok(());
@@ -49,13 +49,13 @@ impl Stages<'_> {
             Address(layout.norms),
             U32(layout.chunks),
             U32(layout.count),
-            Address(layout.chosen),
+            Address(layout.selected),
             Address(layout.slots),
         ];
         self.launch(Kernel::Select, launch::select(), &arguments)
     }
 
-    /// Moves the chosen chunks from the residual to the wire.
+    /// Moves the selected chunks from the residual to the wire.
     pub fn pack(&self, layout: &ShardLayout) -> Result<()> {
         let shard = layout.shard;
         let arguments = [
@@ -64,7 +64,7 @@ impl Stages<'_> {
             U64(shard.grid.elements as u64),
             U32(layout.chunk),
             Address(layout.norms),
-            Address(layout.chosen),
+            Address(layout.selected),
             U32(layout.count),
             U32(shard.clears_velocity.into()),
             F32(self.norm_limit),

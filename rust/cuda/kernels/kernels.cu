@@ -508,7 +508,7 @@ GFLOW_ACCUMULATE(bf16, BF16)
 const unsigned SELECT_THREADS = 1024;
 const unsigned DIGIT_BITS = 8;
 const unsigned DIGITS = 1u << DIGIT_BITS;
-const unsigned NOT_CHOSEN = 0xffffffffu;
+const unsigned NOT_SELECTED = 0xffffffffu;
 
 // An integer that orders like the sums, with 0 for infinity and NaN.
 __device__ __forceinline__ unsigned rank_of(float sum) {
@@ -520,13 +520,13 @@ __device__ __forceinline__ unsigned rank_of(float sum) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// One block of 1024 threads. A radix select finds the least rank that is chosen, from the top digit
-// down; the counters are integers, so the order of the additions does not matter. A second pass
-// goes through the chunks in order, where the counts so far say whether each is chosen, and its
-// slot.
+// One block of 1024 threads. A radix select finds the least rank that is selected, from the top
+// digit down; the counters are integers, so the order of the additions does not matter. A second
+// pass goes through the chunks in order, where the counts so far say whether each is selected, and
+// its slot.
 extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     gflow_select(const float* __restrict__ sums, unsigned chunks, unsigned count,
-                 unsigned* __restrict__ chosen, unsigned* __restrict__ slot_of_chunk) {
+                 unsigned* __restrict__ selected, unsigned* __restrict__ slot_of_chunk) {
   __shared__ unsigned counters[DIGITS];
   __shared__ unsigned of_warps[SELECT_THREADS / WARP];
   __shared__ unsigned found_digit, found_wanted;
@@ -536,7 +536,7 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
   unsigned least = 0, wanted = count < chunks ? count : chunks;
   if (wanted == 0) {
     for (unsigned index = threadIdx.x; index < chunks; index += blockDim.x) {
-      slot_of_chunk[index] = NOT_CHOSEN;
+      slot_of_chunk[index] = NOT_SELECTED;
     }
     return;
   }
@@ -583,7 +583,7 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     wanted = found_wanted;
   }
 
-  // Choose all greater ranks, and the first `wanted` equal ones.
+  // Select all greater ranks, and the first `wanted` equal ones.
   unsigned greater_before = 0, equal_before = 0;
   for (unsigned start = 0; start < chunks; start += blockDim.x) {
     const unsigned index = start + threadIdx.x;
@@ -607,13 +607,13 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     const unsigned greater_there =
         greater_before + (before & 0xffffu) + __popc(greater & lower_lanes);
     const unsigned equal_there = equal_before + (before >> 16) + __popc(equal & lower_lanes);
-    const bool is_chosen = is_greater || (is_equal && equal_there < wanted);
+    const bool is_selected = is_greater || (is_equal && equal_there < wanted);
     const unsigned slot = greater_there + (equal_there < wanted ? equal_there : wanted);
     if (index < chunks) {
-      slot_of_chunk[index] = is_chosen ? slot : NOT_CHOSEN;
+      slot_of_chunk[index] = is_selected ? slot : NOT_SELECTED;
     }
-    if (is_chosen) {
-      chosen[slot] = index;
+    if (is_selected) {
+      selected[slot] = index;
     }
     greater_before += all & 0xffffu;
     equal_before += all >> 16;
@@ -668,12 +668,12 @@ __device__ __forceinline__ float largest_sent() {
 // blockIdx.x is the slot on the wire, blockIdx.y the part of the chunk.
 template <class W>
 __device__ __forceinline__ void pack(float* residual, float* velocity, Elements elements,
-                                     unsigned chunk, const float* sums, const unsigned* chosen,
+                                     unsigned chunk, const float* sums, const unsigned* selected,
                                      bool clear_velocity, float clamp, W* wire) {
-  const unsigned slot = blockIdx.x, index = chosen[slot];
+  const unsigned slot = blockIdx.x, index = selected[slot];
   const Chunk here = chunk_at(index, chunk, elements);
   const float sum = sums[index];
-  // A poisoned chunk that is chosen for lack of others is sent as zeros, and the last chunk is
+  // A poisoned chunk that is selected for lack of others is sent as zeros, and the last chunk is
   // padded with zeros: the host already knows how much is sent, so that must not depend on the
   // data.
   const unsigned sent = is_finite(sum) ? here.count : 0;
@@ -708,14 +708,14 @@ __device__ __forceinline__ void pack(float* residual, float* velocity, Elements 
   }
 }
 
-#define GFLOW_PACK(NAME, W)                                                                    \
-  extern "C" __global__ void __launch_bounds__(STREAM_THREADS) gflow_pack_##NAME(              \
-      float* __restrict__ residual, float* __restrict__ velocity, Elements elements,           \
-      unsigned chunk, const float* __restrict__ sums, const unsigned* __restrict__ chosen,     \
-      unsigned count, unsigned clear_velocity, float clamp, W* __restrict__ wire) {            \
-    if (blockIdx.x < count) {                                                                  \
-      pack<W>(residual, velocity, elements, chunk, sums, chosen, clear_velocity, clamp, wire); \
-    }                                                                                          \
+#define GFLOW_PACK(NAME, W)                                                                      \
+  extern "C" __global__ void __launch_bounds__(STREAM_THREADS) gflow_pack_##NAME(                \
+      float* __restrict__ residual, float* __restrict__ velocity, Elements elements,             \
+      unsigned chunk, const float* __restrict__ sums, const unsigned* __restrict__ selected,     \
+      unsigned count, unsigned clear_velocity, float clamp, W* __restrict__ wire) {              \
+    if (blockIdx.x < count) {                                                                    \
+      pack<W>(residual, velocity, elements, chunk, sums, selected, clear_velocity, clamp, wire); \
+    }                                                                                            \
   }
 
 GFLOW_PACK(f16, F16)
@@ -734,7 +734,7 @@ __device__ __forceinline__ void unpack(const W* wire, float* residual, Elements 
   const float sum = sums[index];
   const bool poisoned = !is_finite(sum);
   const unsigned slot = slot_of_chunk[index];
-  if (!poisoned && slot == NOT_CHOSEN) {
+  if (!poisoned && slot == NOT_SELECTED) {
     return;
   }
   const Chunk here = chunk_at(index, chunk, elements);

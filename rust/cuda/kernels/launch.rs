@@ -48,9 +48,9 @@ pub fn select() -> LaunchConfig {
     LaunchConfig::new(1, 1, SELECT_THREADS)
 }
 
-/// Several blocks for each of the `chosen` chunks that are sent.
-pub fn pack(grid: ChunkGrid, chosen: usize) -> LaunchConfig {
-    LaunchConfig::new(chosen, blocks_per_chunk(grid), STREAM_THREADS)
+/// Several blocks for each of the `selected` chunks that are sent.
+pub fn pack(grid: ChunkGrid, selected: usize) -> LaunchConfig {
+    LaunchConfig::new(selected, blocks_per_chunk(grid), STREAM_THREADS)
 }
 
 /// Several blocks for each chunk.

@@ -16,4 +16,4 @@ pub use module::{Argument, KernelModule};
 pub use norm_limit::norm_limit;
 
 /// In place of a slot: the chunk is not sent. The same constant is in kernels.cu.
-pub const NOT_CHOSEN: u32 = u32::MAX;
+pub const NOT_SELECTED: u32 = u32::MAX;

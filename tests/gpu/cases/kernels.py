@@ -33,8 +33,8 @@ extern "C" __global__ void gflow_rescale(float* values, unsigned long long count
 """
 SELECT = """
 extern "C" __global__ void gflow_select(const float* sums, unsigned chunks, unsigned count,
-                                        unsigned* chosen, unsigned* slot_of_chunk) {
-  chosen[0] = sums[0] > 0;
+                                        unsigned* selected, unsigned* slot_of_chunk) {
+  selected[0] = sums[0] > 0;
 }
 """
 
@@ -61,10 +61,10 @@ def a_kernel_runs_on_its_stream() -> None:
 def kernels_run_from_their_source() -> None:
     use_device(0)
     function = Function(compiled(SELECT), "gflow_select")
-    stream, sums, chosen, slots = Stream(), Memory(20), Memory(8), Memory(20)
+    stream, sums, selected, slots = Stream(), Memory(20), Memory(8), Memory(20)
     stream.put(sums, floats(1, 7, 3, 9, 5))
-    function.launch(stream, [sums, c_uint(5), c_uint(2), chosen, slots], block=1024)
-    assert struct.unpack("2I", stream.get(chosen)) == (1, 3)
+    function.launch(stream, [sums, c_uint(5), c_uint(2), selected, slots], block=1024)
+    assert struct.unpack("2I", stream.get(selected)) == (1, 3)
     none = 0xFFFFFFFF
     assert struct.unpack("5I", stream.get(slots)) == (none, 0, none, 1, none)
 

@@ -68,32 +68,32 @@ impl Device {
         (norms.content().to_vec(), gradient_norms.content().to_vec())
     }
 
-    /// Returns the bytes on the wire, with a slot for each chosen chunk.
+    /// Returns the bytes on the wire, with a slot for each selected chunk.
     pub(super) fn pack(
         &mut self,
         sums: &[f32],
-        chosen: &[u32],
+        selected: &[u32],
         wire: Wire,
         offset: usize,
     ) -> Vec<u8> {
         let each = wire.element_bytes();
-        let blank = vec![0xa5; chosen.len() * self.grid.chunk_len * each];
+        let blank = vec![0xa5; selected.len() * self.grid.chunk_len * each];
         // The offset is in elements, the margin in bytes.
         let mut out = Guarded::new(&blank, 0x5a, offset * each);
-        let (mut sums, mut chosen) = (sums.to_vec(), chosen.to_vec());
+        let (mut sums, mut selected) = (sums.to_vec(), selected.to_vec());
         let arguments = [
             self.residual.pointer(),
             if self.momentum.is_some() { self.velocity.pointer() } else { null() },
             self.elements(),
             self.chunk(),
             HostArgument::of(&mut sums),
-            HostArgument::of(&mut chosen),
-            HostArgument::Unsigned(chosen.len() as u32),
+            HostArgument::of(&mut selected),
+            HostArgument::Unsigned(selected.len() as u32),
             HostArgument::Unsigned(self.clears_velocity.into()),
             HostArgument::Float(self.clamp),
             out.pointer(),
         ];
-        run(Kernel::Pack(wire.into()), launch::pack(self.grid, chosen.len()), &arguments);
+        run(Kernel::Pack(wire.into()), launch::pack(self.grid, selected.len()), &arguments);
         out.content().to_vec()
     }
 
@@ -123,18 +123,18 @@ impl Device {
     }
 }
 
-/// Returns the chosen chunks, and the slot of every chunk.
+/// Returns the selected chunks, and the slot of every chunk.
 pub(super) fn select_on_device(sums: &[f32], count: usize) -> (Vec<u32>, Vec<u32>) {
-    let mut chosen = Guarded::new(&vec![7; count.min(sums.len())], 0xa5a5, 0);
+    let mut selected = Guarded::new(&vec![7; count.min(sums.len())], 0xa5a5, 0);
     let mut slots = Guarded::new(&vec![7; sums.len()], 0xa5a5, 0);
     let mut sums = sums.to_vec();
     let arguments = [
         HostArgument::of(&mut sums),
         HostArgument::Unsigned(sums.len() as u32),
         HostArgument::Unsigned(count as u32),
-        chosen.pointer(),
+        selected.pointer(),
         slots.pointer(),
     ];
     run(Kernel::Select, launch::select(), &arguments);
-    (chosen.content().to_vec(), slots.content().to_vec())
+    (selected.content().to_vec(), slots.content().to_vec())
 }

@@ -7,7 +7,7 @@ mod reference;
 mod samples;
 
 use super::launch;
-use super::{Kernel, NOT_CHOSEN, norm_limit};
+use super::{Kernel, NOT_SELECTED, norm_limit};
 use crate::codec::samples::{OwnedGradient, bits, exact_bits, lengths, numbers};
 use crate::codec::{ChunkGrid, Momentum, Wire, add_norms, add_partial_sum, add_velocity, select};
 use crate::simd::element::Element;
@@ -39,15 +39,15 @@ fn check_step(mut devices: Vec<Device>, count: usize, wire: Wire) {
         assert_eq!(exact_bits(&norms.0), exact_bits(&host.accumulate().0));
         add_norms(&mut sums, &norms.0);
     }
-    let (chosen, slots) = select_on_device(&sums, count);
+    let (selected, slots) = select_on_device(&sums, count);
     let mut expected = Vec::new();
     select(&sums, count, &mut expected);
-    assert_eq!(chosen, expected);
+    assert_eq!(selected, expected);
 
     let mut summed: Option<Vec<u8>> = None;
     for (device, host) in devices.iter_mut().zip(&mut hosts) {
-        let mut sent = device.pack(&sums, &chosen, wire, 0);
-        assert_eq!(sent, host.pack(&sums, &chosen, wire), "on the wire");
+        let mut sent = device.pack(&sums, &selected, wire, 0);
+        assert_eq!(sent, host.pack(&sums, &selected, wire), "on the wire");
         host.assert_equals(device, "after packing");
         if let Some(incoming) = summed {
             let mut rounded_off = vec![0.0; sent.len() / wire.element_bytes()];
@@ -103,9 +103,9 @@ proptest! {
         host.accumulate();
         let mut total = norms.clone();
         add_norms(&mut total, sums);
-        let chosen: Vec<u32> = (0..total.len() as u32).filter(|index| index % 3 != 1).collect();
-        let sent = device.pack(&total, &chosen, wire, offset);
-        prop_assert_eq!(sent, host.pack(&total, &chosen, wire));
+        let selected: Vec<u32> = (0..total.len() as u32).filter(|index| index % 3 != 1).collect();
+        let sent = device.pack(&total, &selected, wire, offset);
+        prop_assert_eq!(sent, host.pack(&total, &selected, wire));
         host.assert_equals(&device, "after packing");
     }
 
@@ -119,8 +119,8 @@ proptest! {
         let mut random = Random(seed | 1);
         let chunks = device.grid.chunks();
         let sums: Vec<f32> = (0..chunks).map(|i| if i % 2 == 0 { sum } else { i as f32 }).collect();
-        let chosen = (0..chunks as u32).map(|i| if i % 4 == 3 { NOT_CHOSEN } else { i - i / 4 });
-        let slots: Vec<u32> = chosen.collect();
+        let slot = |i| if i % 4 == 3 { NOT_SELECTED } else { i - i / 4 };
+        let slots: Vec<u32> = (0..chunks as u32).map(slot).collect();
         // Any bits, infinities and NaNs included.
         let bytes = chunks * device.grid.chunk_len * wire.element_bytes();
         let wire_bytes: Vec<u8> = (0..bytes).map(|_| random.next() as u8).collect();
@@ -196,13 +196,13 @@ proptest! {
 }
 
 fn check_selection(sums: &[f32], count: usize) {
-    let (chosen, slots) = select_on_device(sums, count);
+    let (selected, slots) = select_on_device(sums, count);
     let mut expected = Vec::new();
     select(sums, count, &mut expected);
-    assert_eq!(chosen, expected);
+    assert_eq!(selected, expected);
     for (index, slot) in slots.iter().enumerate() {
-        let place = chosen.iter().position(|chosen| *chosen as usize == index);
-        assert_eq!(*slot, place.map_or(NOT_CHOSEN, |place| place as u32), "chunk {index}");
+        let place = selected.iter().position(|selected| *selected as usize == index);
+        assert_eq!(*slot, place.map_or(NOT_SELECTED, |place| place as u32), "chunk {index}");
     }
 }
 

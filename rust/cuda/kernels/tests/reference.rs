@@ -5,7 +5,7 @@ use crate::codec::samples::{OwnedGradient, exact_bits};
 use crate::codec::{
     ChunkGrid, Momentum, Wire, accumulate, fill, pack, return_unpack_error, scale_for, unpack,
 };
-use crate::cuda::kernels::NOT_CHOSEN;
+use crate::cuda::kernels::NOT_SELECTED;
 
 /// The gradient and state of one host, on which `codec` runs.
 #[derive(Debug, Clone)]
@@ -57,10 +57,10 @@ impl Host {
         scale_for(if is_capped { f32::MAX } else { sum }, wire)
     }
 
-    pub(super) fn pack(&mut self, sums: &[f32], chosen: &[u32], wire: Wire) -> Vec<u8> {
+    pub(super) fn pack(&mut self, sums: &[f32], selected: &[u32], wire: Wire) -> Vec<u8> {
         let slot_bytes = self.grid.chunk_len * wire.element_bytes();
-        let mut out = vec![0; chosen.len() * slot_bytes];
-        for (chunk, slot) in chosen.iter().zip(out.chunks_mut(slot_bytes.max(1))) {
+        let mut out = vec![0; selected.len() * slot_bytes];
+        for (chunk, slot) in selected.iter().zip(out.chunks_mut(slot_bytes.max(1))) {
             let (range, sum) = (self.grid.range(*chunk as usize), sums[*chunk as usize]);
             if sum.is_finite() {
                 let scale = self.scale(sum, wire);
@@ -89,7 +89,7 @@ impl Host {
             let mut part = whole.part(range.clone());
             if !sum.is_finite() {
                 fill(&mut part, *sum);
-            } else if *slot != NOT_CHOSEN {
+            } else if *slot != NOT_SELECTED {
                 let start = *slot as usize * slot_bytes;
                 let bytes = &bytes[start..start + range.len() * wire.element_bytes()];
                 unpack(bytes, wire, scale, &mut part);

@@ -74,16 +74,16 @@ std::vector<Access> of_accumulate(const std::string& name, const Arguments& give
 }
 
 std::vector<Access> of_select(const std::string&, const Arguments& given) {
-  enum { kSums, kChunks, kCount, kChosen, kSlotOfChunk };
+  enum { kSums, kChunks, kCount, kSelected, kSlotOfChunk };
   Accesses accesses(given);
   accesses.reads(kSums, given.number(kChunks) * kFloat);
-  accesses.writes(kChosen, given.number(kCount) * kIndex);
+  accesses.writes(kSelected, given.number(kCount) * kIndex);
   accesses.writes(kSlotOfChunk, given.number(kChunks) * kIndex);
   return accesses.all;
 }
 
 std::vector<Access> of_pack(const std::string& name, const Arguments& given) {
-  enum { kResidual, kVelocity, kElements, kChunk, kSums, kChosen, kCount, kWire = 9 };
+  enum { kResidual, kVelocity, kElements, kChunk, kSums, kSelected, kCount, kWire = 9 };
   Accesses accesses(given);
   uint64_t elements = given.number(kElements);
   uint64_t chunk = given.number(kChunk);
@@ -91,7 +91,7 @@ std::vector<Access> of_pack(const std::string& name, const Arguments& given) {
   accesses.writes(kResidual, elements * kFloat);
   accesses.writes_if_given(kVelocity, elements * kFloat);
   accesses.reads(kSums, chunks_of(elements, chunk) * kFloat);
-  accesses.reads(kChosen, count * kIndex);
+  accesses.reads(kSelected, count * kIndex);
   accesses.writes(kWire, count * chunk * element_bytes(name, 0));
   return accesses.all;
 }
