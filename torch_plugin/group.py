@@ -13,7 +13,7 @@ from torch.distributed import PrefixStore, Store
 from gflow import accelerator, logs, native
 from gflow.network import choose_address
 from gflow.options import Options, Settings, resolve
-from gflow.rendezvous import Group, RankInfo, gather_ranks
+from gflow.rendezvous import GroupSpec, RankInfo, gather_ranks
 
 logger = logging.getLogger("gflow")
 
@@ -46,7 +46,8 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
     endpoint = library.Endpoint(address)
     own = RankInfo.of_this_process(rank, endpoint.address, endpoint.fd_socket, settings)
     global_ranks = backend_options.global_ranks_in_group
-    found = gather_ranks(store, own, Group(group, size, global_ranks), settings["secret"], timeout)
+    spec = GroupSpec(group, size, global_ranks)
+    found = gather_ranks(store, own, spec, settings["secret"], timeout)
 
     # Connect before Gloo does: our errors explain better why a connection fails.
     joined = library.join(

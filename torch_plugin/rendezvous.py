@@ -33,7 +33,7 @@ REPORT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Group:
+class GroupSpec:
     """A group to be made: a name for messages, how many ranks, and their global ranks."""
 
     name: str
@@ -92,7 +92,7 @@ class Rendezvous:
 
 
 def gather_ranks(
-    store: Store, own: RankInfo, group: Group, secret: str | None, timeout: timedelta
+    store: Store, own: RankInfo, group: GroupSpec, secret: str | None, timeout: timedelta
 ) -> Rendezvous:
     """Publish ``own``, wait for all other ranks, and return them with the group's key."""
     log = GroupLogger.of(group.name, own.rank)
@@ -104,16 +104,16 @@ def gather_ranks(
     log.debug("listening on %s; waiting for %d ranks at %s", own.address, group.size, prefix)
     if own.rank == 0 and secret is None:
         store.set(f"{prefix}/key", secrets.token_hex(32))
-    own_key = f"{prefix}/card/{own.rank}"
-    store.set(own_key, json.dumps(dataclasses.asdict(own)))
+    own_path = f"{prefix}/rank/{own.rank}"
+    store.set(own_path, json.dumps(dataclasses.asdict(own)))
     try:
         _wait_for_all(store, prefix, group, own.rank, timeout)
     except BaseException:
         # Ranks that arrive later must not count on one that has given up.
-        store.set(own_key, json.dumps(dataclasses.asdict(own) | {"gave_up": True}))
+        store.set(own_path, json.dumps(dataclasses.asdict(own) | {"gave_up": True}))
         store.add(arrivals, -1)
         raise
-    published = [json.loads(store.get(f"{prefix}/card/{rank}")) for rank in range(group.size)]
+    published = [json.loads(store.get(f"{prefix}/rank/{rank}")) for rank in range(group.size)]
     _refuse_other_versions(published)
     gave_up = [one["rank"] for one in published if one.pop("gave_up", False)]
     if gave_up:
@@ -136,18 +136,20 @@ def _key(store: Store, prefix: str, secret: str | None) -> bytes:
     return bytes.fromhex(store.get(f"{prefix}/key").decode())
 
 
-def _wait_for_all(store: Store, prefix: str, group: Group, own: int, timeout: timedelta) -> None:
-    keys = {rank: f"{prefix}/card/{rank}" for rank in range(group.size)}
+def _wait_for_all(
+    store: Store, prefix: str, group: GroupSpec, own: int, timeout: timedelta
+) -> None:
+    paths = {rank: f"{prefix}/rank/{rank}" for rank in range(group.size)}
     start = time.monotonic()
     reports = 1
     pause = 0.001
     # Polled, because store.wait() logs an error of its own at each timeout.
-    while not store.check(list(keys.values())):
+    while not store.check(list(paths.values())):
         waited = time.monotonic() - start
         late = waited >= timeout.total_seconds()
         if late or waited >= reports * REPORT_SECONDS:
             reports += 1
-            missing = [rank for rank, key in keys.items() if not store.check([key])]
+            missing = [rank for rank, path in paths.items() if not store.check([path])]
             if late and missing:
                 raise RuntimeError(
                     f"gflow: rank {own} waited {waited:.0f} s for {_ranks(missing)} of group "
@@ -164,10 +166,10 @@ def _wait_for_all(store: Store, prefix: str, group: Group, own: int, timeout: ti
 def _refuse_other_versions(published: list[dict[str, Any]]) -> None:
     # Before anything else is read: another version may publish other fields.
     first = published[0]
-    for text in published[1:]:
-        if text["version"] != first["version"]:
+    for info in published[1:]:
+        if info["version"] != first["version"]:
             raise RuntimeError(
-                f"gflow: rank {text['rank']} ({text['host']}) runs gflow {text['version']}, rank 0 "
+                f"gflow: rank {info['rank']} ({info['host']}) runs gflow {info['version']}, rank 0 "
                 f"({first['host']}) runs {first['version']}. Install the same version everywhere."
             )
 

@@ -30,7 +30,7 @@ class Target:
     Attributes:
         rank, world_size: of the group.
         hosts, carriers: how many hosts the group has, and ranks on each that carry gradients.
-        host, place: the number of this rank's host, and this rank's index on it.
+        host, local_rank: the number of this rank's host, and this rank's index on it.
         models: name and size of the parameters of each model.
     """
 
@@ -39,7 +39,7 @@ class Target:
     hosts: int
     carriers: int
     host: int
-    place: int
+    local_rank: int
     models: list[Names]
 
 
@@ -54,8 +54,9 @@ def differences(states: list[State], target: Target) -> list[str]:
         own = next((state for state in states if state["rank"] == target.rank), None)
         if own is None:
             return [f"it is of rank {first['rank']}, and this is rank {target.rank}"]
-        for name, was in (("host", own["host"]), ("place", own["place"])):
-            if was != (here := getattr(target, name)):
+        # "place" is what the saved format calls the local rank.
+        for name, here in (("host", target.host), ("place", target.local_rank)):
+            if (was := own[name]) != here:
                 found.append(f"the {name} of rank {target.rank} was {was} and is {here}")
         if own["carriers"] != target.carriers:
             carriers = f"{own['carriers']} and are {target.carriers}"

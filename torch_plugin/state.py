@@ -80,7 +80,7 @@ def state_dict(group: dist.ProcessGroup | None = None, *, models: Models = None)
     buckets = buckets_of(found, backend, in_order=models is not None)
     saved = [_model_state(*pair, backend) for pair in zip(found, buckets, strict=True)]
     _refuse_twins([model["parameters"] for model in saved], models)
-    hosts, carriers, host, place = native.library.topology(backend)
+    hosts, carriers, host, local_rank = native.library.topology(backend)
     return {
         "gflow": FORMAT,
         "rank": group.rank(),
@@ -88,7 +88,8 @@ def state_dict(group: dist.ProcessGroup | None = None, *, models: Models = None)
         "hosts": hosts,
         "carriers": carriers,
         "host": host,
-        "place": place,
+        # The key is part of the saved format: states saved earlier must still load.
+        "place": local_rank,
         "models": saved,
     }
 
@@ -127,8 +128,8 @@ def load_state_dict(
     found = models_of(group, models)
     names = [names_of(model) for model in found]
     _refuse_twins(names, models)
-    hosts, carriers, host, place = native.library.topology(backend)
-    target = Target(group.rank(), group.size(), hosts, carriers, host, place, names)
+    hosts, carriers, host, local_rank = native.library.topology(backend)
+    target = Target(group.rank(), group.size(), hosts, carriers, host, local_rank, names)
     different = _gather(group, differences(states, target))
     if strict:
         _refuse(different)

@@ -1,3 +1,4 @@
+// Keeps the coalesced calls of each thread, and the work that stands for all of them.
 #include "backend/coalescing.h"
 
 #include <ATen/core/ivalue.h>

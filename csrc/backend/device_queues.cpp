@@ -1,3 +1,4 @@
+// Takes a high-priority stream from torch's pool for each device, and registers it with the engine.
 #include "backend/device_queues.h"
 
 namespace gflow {

@@ -1,3 +1,4 @@
+// The offer, the answer and the data of a message, each under a Gloo tag of its own.
 #include "backend/point_to_point.h"
 
 #include <ATen/ops/empty.h>

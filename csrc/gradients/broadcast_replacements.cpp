@@ -1,3 +1,4 @@
+// A queue of replacements, each used for the next broadcast of the same size and type.
 #include "gradients/broadcast_replacements.h"
 
 namespace gflow {

@@ -1,3 +1,4 @@
+// A table of the buckets that are alive, by the address of their memory.
 #include "gradients/bucket_registry.h"
 
 #include <ATen/ops/empty.h>

@@ -1,3 +1,4 @@
+// Reads the current Python frame and autograd's current node.
 #include "gradients/caller.h"
 
 #include <torch/csrc/autograd/functions/accumulate_grad.h>

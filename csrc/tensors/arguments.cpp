@@ -1,3 +1,4 @@
+// Compares tensor counts, sizes, types and splits with the world size and with each other.
 #include "tensors/arguments.h"
 
 #include <c10/util/StringUtil.h>

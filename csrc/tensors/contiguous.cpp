@@ -1,3 +1,4 @@
+// Clones tensors that are not contiguous or not aligned, and copies the results back.
 #include "tensors/contiguous.h"
 
 #include <ATen/core/grad_mode.h>

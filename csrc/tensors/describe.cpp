@@ -1,3 +1,4 @@
+// Counts elements and bytes, and hashes the types and sizes of tensor lists.
 #include "tensors/describe.h"
 
 namespace gflow {

@@ -1,3 +1,4 @@
+// Gives the engine addresses and sizes, and the inner backend detached tensors.
 #include "tensors/exchanged_tensors.h"
 
 namespace gflow {

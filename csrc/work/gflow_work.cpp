@@ -1,3 +1,4 @@
+// Waiting on the host and on the device, and the Future.
 #include "work/gflow_work.h"
 
 #include <ATen/core/jit_type.h>

@@ -1,3 +1,4 @@
+// Runs each step with the caller's thread state, and keeps what it throws for the caller.
 #include "work/torch_operation.h"
 
 #include <c10/core/StreamGuard.h>

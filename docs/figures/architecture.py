@@ -290,7 +290,7 @@ def gradient() -> Picture:
     picture.corner((620, 566), (484, 608))
     picture.text(552, 602, "sums", "small", "middle")
 
-    step("worker", 650, "hand out within the host", "every rank has every shard")
+    step("worker", 650, "distribute within the host", "every rank has every shard")
     step("others", 650, "this host")
     across(672, "worker", "others", "shared memory", both=True)
 
@@ -305,7 +305,7 @@ def gradient() -> Picture:
     picture.text(
         366,
         790,
-        "During warm-up, and for all else: agree, sum within, ring, hand out.",
+        "During warm-up, and for all else: agree, sum within, ring, distribute.",
         "small",
         "middle",
     )

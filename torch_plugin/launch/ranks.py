@@ -246,7 +246,7 @@ class _Run:
 
 def _how_it_ended(code: int | None) -> str:
     if code is None:
-        return "closed its way back, but did not end"
+        return "closed its channel but is still running"
     name = signal_name(code)
     return f"was killed by {name}" if name else f"exited with code {code}"
 
