@@ -7,11 +7,12 @@
 use super::local::LocalRanks;
 use super::ring::Ring;
 use super::topology::Topology;
+use crate::sync::lock;
 use crate::transport::frame::Goodbye;
 use crate::transport::interrupt::Interrupt;
 use crate::transport::shm::region::SharedRegion;
 use crate::transport::{Failure, Peers, Watch};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 pub struct Fabric {
@@ -124,7 +125,7 @@ impl Fabric {
     /// The ring between hosts, and what its waits must watch.
     pub fn ring(&mut self) -> Option<(MutexGuard<'_, Ring>, &mut dyn Watch)> {
         // A panic ends the group, so a half-done exchange doesn't matter.
-        let ring = self.ring.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        let ring = lock(self.ring.as_ref()?);
         Some((ring, self.mesh.as_mut()))
     }
 

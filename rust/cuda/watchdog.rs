@@ -12,8 +12,9 @@ use super::safe::communicator::{
 use super::safe::event::Event;
 use super::sys::fault::{Fault, Result};
 use crate::observe::threads;
+use crate::sync::lock;
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often to poll while something is in flight.
@@ -105,7 +106,7 @@ impl<T> Default for Watchdog<T> {
 impl<T: Clone + Send + 'static> Watchdog<T> {
     /// Starts the thread, unless it runs already or the group has ended.
     pub fn start(self: &Arc<Self>, client: impl WatchdogClient<T> + 'static) -> Result<()> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.is_running || state.shutdown_requested {
             return Ok(());
         }
@@ -119,7 +120,7 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
     /// Takes charge of a communicator: polls it for errors, and closes it with the group. Aborts it
     /// at once if the group has ended.
     pub fn add_communicator(&self, communicator: &Arc<Communicator>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.shutdown_requested && !state.is_running {
             drop(close_in_background([communicator.clone()], Communicator::abort));
             return;
@@ -136,7 +137,7 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
         deadline: Instant,
         enqueue: impl FnOnce() -> Result<Completion>,
     ) -> Result<()> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.is_closing {
             return Err(Fault("the group has ended on its devices".to_string()));
         }
@@ -146,7 +147,7 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
         drop(state);
         self.changed.notify_all();
         let outcome = enqueue();
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let position = state.in_flight.iter().position(|one| one.id == id);
         let Some(position) = position else { return outcome.map(drop) };
         match outcome {
@@ -167,7 +168,7 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
     /// Waits until nothing is in flight, the watchdog closes, or the timeout expires.
     pub fn wait_idle(&self, timeout: Duration) {
         let is_busy = |state: &mut State<T>| !state.in_flight.is_empty() && !state.is_closing;
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.idle_waiters += 1;
         self.changed.notify_all();
         let (mut state, _) = self
@@ -181,7 +182,7 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
     /// aborted. The communicators are finalized, or aborted if the group `has_failed`. Returns
     /// whether the thread has ended.
     pub fn shutdown(&self, timeout: Duration, has_failed: bool) -> bool {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.shutdown_requested = true;
         state.has_failed |= has_failed;
         let latest = Instant::now() + timeout;
@@ -201,13 +202,13 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
     /// The communicators in its charge, for tests that make them fail.
     #[cfg(test)]
     pub fn communicators(&self) -> Vec<Arc<Communicator>> {
-        self.lock().communicators.clone()
+        lock(&self.state).communicators.clone()
     }
 
     /// The thread: watches until the end, then closes the communicators.
     fn run(&self, mut client: impl WatchdogClient<T>) {
         let all_completed = self.watch_until_shutdown(&mut client);
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         (state.shutdown_requested, state.is_closing) = (true, true);
         let is_orderly = all_completed && !state.has_failed;
         let abandoned = std::mem::take(&mut state.in_flight);
@@ -219,13 +220,13 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
         drop(abandoned);
         self.changed.notify_all();
         let close = if is_orderly { Communicator::finalize } else { Communicator::abort };
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         // Closing takes time, and more communicators may be added meanwhile.
         while !state.communicators.is_empty() {
             let communicators = std::mem::take(&mut state.communicators);
             drop(state);
             let _ = close_in_background(communicators, close).recv_timeout(CLOSE_TIMEOUT);
-            state = self.lock();
+            state = lock(&self.state);
         }
         state.is_running = false;
         self.changed.notify_all();
@@ -233,7 +234,7 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
 
     /// Returns when there is nothing more to watch: true if everything in flight has completed.
     fn watch_until_shutdown(&self, client: &mut impl WatchdogClient<T>) -> bool {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         loop {
             if state.shutdown_requested && state.in_flight.is_empty() {
                 return true;
@@ -253,13 +254,15 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
             if let Some((work, failure)) = self.poll(nccl_fault) {
                 // A missed deadline during shutdown doesn't fail the group: nothing waits for
                 // the work.
-                if !self.lock().shutdown_requested || failure != WatchFailure::DeadlineExceeded {
+                if !lock(&self.state).shutdown_requested
+                    || failure != WatchFailure::DeadlineExceeded
+                {
                     log_failure(&failure);
                     client.fail(&work, failure);
                 }
                 return false;
             }
-            let state_before = self.lock();
+            let state_before = lock(&self.state);
             let interval = match state_before.idle_waiters {
                 0 => POLL_INTERVAL,
                 _ => EAGER_POLL_INTERVAL,
@@ -281,11 +284,11 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
             match event.is_complete() {
                 Ok(true) => {
                     let callback =
-                        self.lock().in_flight.front_mut().and_then(InFlight::take_callback);
+                        lock(&self.state).in_flight.front_mut().and_then(InFlight::take_callback);
                     if let Some(callback) = callback {
                         callback();
                     }
-                    last_completed = self.lock().in_flight.pop_front();
+                    last_completed = lock(&self.state).in_flight.pop_front();
                 }
                 Ok(false) => break,
                 Err(device_fault) => {
@@ -294,7 +297,7 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
                 }
             }
         }
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.in_flight.is_empty() {
             self.changed.notify_all();
         }
@@ -310,16 +313,12 @@ impl<T: Clone + Send + 'static> Watchdog<T> {
     /// The event of the oldest work, if that is enqueued. Only the watchdog's thread removes such
     /// work.
     fn oldest_event(&self) -> Option<Arc<Event>> {
-        self.lock()
+        lock(&self.state)
             .in_flight
             .front()?
             .completion
             .as_ref()
             .map(|completion| completion.event.clone())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

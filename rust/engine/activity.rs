@@ -1,6 +1,7 @@
 //! Tracks what a group does besides its queue, and waits for it to end.
 
 use super::operation::Operation;
+use crate::sync::lock;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -38,21 +39,21 @@ impl State {
 
 impl Activity {
     pub fn begin_aside(&self, operation: &Arc<dyn Operation>) {
-        self.lock().running.push(operation.clone());
+        lock(&self.state).running.push(operation.clone());
     }
 
     pub fn end_aside(&self, operation: &Arc<dyn Operation>) {
-        self.lock().remove(operation);
+        lock(&self.state).remove(operation);
     }
 
     pub fn begin_collective(&self, seq: u64, operation: &Arc<dyn Operation>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.begun.insert(seq);
         state.running.push(operation.clone());
     }
 
     pub fn end_collective(&self, seq: u64, operation: &Arc<dyn Operation>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.remove(operation);
         state.begun.remove(&seq);
         state.finished = state.finished.max(seq);
@@ -62,26 +63,26 @@ impl Activity {
 
     /// Collectives up to this number were taken out of the queue and will never begin.
     pub fn skip_to(&self, seq: u64) {
-        self.lock().finished = seq;
+        lock(&self.state).finished = seq;
         self.changed.notify_all();
     }
 
     /// Everything that has begun and is not complete.
     pub fn running(&self) -> Vec<Arc<dyn Operation>> {
-        self.lock().running.clone()
+        lock(&self.state).running.clone()
     }
 
     pub fn begin_notifying(&self) {
-        self.lock().notifying += 1;
+        lock(&self.state).notifying += 1;
     }
 
     pub fn end_notifying(&self) {
-        self.lock().notifying -= 1;
+        lock(&self.state).notifying -= 1;
         self.changed.notify_all();
     }
 
     pub fn worker_ended(&self) {
-        self.lock().worker_ended = true;
+        lock(&self.state).worker_ended = true;
         self.changed.notify_all();
     }
 
@@ -107,12 +108,7 @@ impl Activity {
         limit: Duration,
         condition: impl FnMut(&mut State) -> bool,
     ) -> MutexGuard<'_, State> {
-        let waited = self.changed.wait_timeout_while(self.lock(), limit, condition);
+        let waited = self.changed.wait_timeout_while(lock(&self.state), limit, condition);
         waited.unwrap_or_else(PoisonError::into_inner).0
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is valid after every statement, so a panic elsewhere does not spoil it.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -5,10 +5,11 @@
 //! idle, another is started. An idle thread ends after a while, so an idle group has none.
 
 use crate::observe::threads;
+use crate::sync::lock;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 const IDLE_LIMIT: Duration = Duration::from_secs(2);
@@ -44,7 +45,7 @@ impl BlockingPool {
 
     /// Runs `task` soon, on a thread that holds no lock of ours.
     pub fn spawn(self: &Arc<Self>, task: impl FnOnce() + Send + 'static) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.waiting.push_back(Box::new(task));
         let enough = state.idle >= state.waiting.len();
         drop(state);
@@ -64,7 +65,7 @@ impl BlockingPool {
         POOL_OF.set(self.address());
         loop {
             self.serve_waiting();
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             state.idle += 1;
             let (mut state, _) = self
                 .spawned
@@ -85,10 +86,6 @@ impl BlockingPool {
     }
 
     fn take(&self) -> Option<Task> {
-        self.lock().waiting.pop_front()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state).waiting.pop_front()
     }
 }

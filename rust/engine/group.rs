@@ -9,6 +9,7 @@ use crate::collective::topology::Topology;
 use crate::error::{Error, Result};
 use crate::gradients::CompressionConfig;
 use crate::observe::log::{GroupContext, in_group};
+use crate::sync::lock;
 use crate::transport::handshake::Key;
 use crate::transport::interrupt::Interrupt;
 use crate::transport::shm::arena::{Allocation, Arena};
@@ -17,7 +18,7 @@ use crate::transport::tcp::ConnectError;
 use crate::transport::tcp::connector::{Connector, ConnectorConfig, Listener};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// Every group of this process, so that all can be closed before the interpreter ends.
@@ -115,7 +116,7 @@ impl Group {
         let gradients = Gradients::new(compression, config.momentum);
         let engine = Engine::start(&config.name, config.labels, fabric, gradients, interrupt)?;
         let engine = Arc::new(engine);
-        let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut groups = lock(&GROUPS);
         groups.retain(|group| group.strong_count() > 0);
         groups.push(Arc::downgrade(&engine));
         Ok(Group { engine, topology, compresses, notice, log_context, arena })
@@ -135,7 +136,7 @@ impl Group {
 
     /// Closes every group of this process that is still open. For the end of the interpreter.
     pub fn close_all() {
-        let groups = std::mem::take(&mut *GROUPS.lock().unwrap_or_else(PoisonError::into_inner));
+        let groups = std::mem::take(&mut *lock(&GROUPS));
         for group in groups.iter().filter_map(Weak::upgrade) {
             group.close_for_good();
         }

@@ -190,7 +190,7 @@ impl Engine {
 
     /// The name of this rank in messages.
     pub fn label(&self) -> &str {
-        self.shared.labels.get(self.shared.rank).map_or("", String::as_str)
+        self.shared.label()
     }
 
     /// The number of the newest collective, 0 before the first.

@@ -11,9 +11,10 @@ use crate::gradients::{self, CompressionStarted, Devices};
 use crate::observe::counters::Counters;
 use crate::observe::gradient_counters::GradientCounters;
 use crate::observe::overlap::OverlapTimer;
+use crate::sync::lock;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Set when the interpreter is about to end: no callback may start after that.
 pub static NO_MORE_CALLBACKS: AtomicBool = AtomicBool::new(false);
@@ -87,6 +88,11 @@ impl Shared {
         }
     }
 
+    /// How messages name this rank.
+    pub fn label(&self) -> &str {
+        self.labels.get(self.rank).map_or("", String::as_str)
+    }
+
     /// Everything that a collective needs. A panic while it was locked has ended the group, but its peers
     /// must still be told.
     pub fn core(&self) -> MutexGuard<'_, GroupCore> {
@@ -153,9 +159,4 @@ impl Shared {
     pub fn has_failed(&self) -> bool {
         self.queue.failure().is_some()
     }
-}
-
-/// Ignores poisoning: the protected state is valid after every statement, whatever panicked.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -78,7 +78,6 @@ impl WatchdogClient<Arc<CollectiveInfo>> for DeviceWatch {
         let Some(shared) = self.shared.upgrade() else { return };
         let call = &info.call;
         let mut core = shared.core.try_lock().ok();
-        let here = shared.labels.get(shared.rank).cloned().unwrap_or_default();
         let gpu = call.on_device.map(|at| format!("GPU {}", at.device)).unwrap_or_default();
         let error = match failure {
             WatchFailure::Fault(fault) => {
@@ -91,7 +90,7 @@ impl WatchdogClient<Arc<CollectiveInfo>> for DeviceWatch {
                 shared.explain(failure, info)
             }
             WatchFailure::DeadlineExceeded => Error::TimedOut {
-                missing: vec![format!("{gpu} of {here} to be done with it")],
+                missing: vec![format!("{gpu} of {} to be done with it", shared.label())],
                 doing: info.to_string(),
                 waited: call.timeout,
             },

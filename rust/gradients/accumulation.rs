@@ -7,7 +7,8 @@
 
 use crate::codec::{ChunkGrid, ChunkNorms, Gradient, Momentum, accumulate};
 use crate::observe::threads;
-use std::sync::{Mutex, PoisonError};
+use crate::sync::lock;
+use std::sync::Mutex;
 
 /// A thread takes about this many elements at a time. Starting a thread takes as long as some ten
 /// thousand.
@@ -31,7 +32,7 @@ impl<'a> ShardSlice<'a> {
             return self.accumulate_here(scratch);
         }
         let left = Mutex::new(self.into_pieces().into_iter().enumerate());
-        let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let next = || lock(&left).next();
         let work = |scratch: &mut Vec<f32>| {
             let mut done = Vec::new();
             while let Some((index, mut piece)) = next() {

@@ -6,11 +6,12 @@ use super::parcel::Parcel;
 use crate::collective::ring::Ring;
 use crate::error::Error;
 use crate::observe::threads;
+use crate::sync::lock;
 use crate::transport::{Failure, Watch};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How often the worker checks its peers while it waits for a parcel.
@@ -92,7 +93,7 @@ impl CourierThread {
     /// Runs until the courier is dropped.
     fn run(mut self) {
         while let Ok(mut parcel) = self.orders.recv() {
-            let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut ring = lock(&self.ring);
             let (start, sent) = (Instant::now(), ring.sent());
             let mut watch = UntilStopped { watch: &mut *self.watch, stop: &self.stop_requested };
             let go_round = AssertUnwindSafe(|| parcel.go_round(&mut ring, &mut watch));

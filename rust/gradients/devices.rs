@@ -5,7 +5,8 @@ use crate::collective::call::OnDevice;
 use crate::collective::info::CollectiveInfo;
 use crate::cuda::{DeviceQueue, Event, Fault, Watchdog, WatchdogClient};
 use crate::error::Error;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use crate::sync::lock;
+use std::sync::{Arc, Mutex};
 
 /// Watches the device queues of a group, and names the collective that something went wrong with.
 pub type DeviceWatchdog = Watchdog<Arc<CollectiveInfo>>;
@@ -48,7 +49,7 @@ impl Devices {
         stream: u64,
         group: impl WatchdogClient<Arc<CollectiveInfo>> + 'static,
     ) {
-        let mut opened = self.lock();
+        let mut opened = lock(&self.opened);
         let known = opened.iter().position(|one| one.device == device);
         let index = known.unwrap_or(opened.len());
         if opened.get(index).is_some_and(|one| one.queue.is_ok()) {
@@ -67,7 +68,7 @@ impl Devices {
 
     /// Records, on the caller's thread, what the caller has put on its stream so far.
     pub fn ticket(&self, at: OnDevice) -> Result<DeviceTicket, Obstacle> {
-        let opened = self.lock();
+        let opened = lock(&self.opened);
         let found = opened.iter().position(|one| one.device == at.device);
         let device_slot = found.unwrap_or(opened.len()) as u32 + 1;
         let queue = match found.map(|index| opened[index].queue.clone()) {
@@ -105,10 +106,6 @@ impl Devices {
 
     /// The queue of the device in this slot.
     pub fn queue(&self, device_slot: u32) -> Option<Arc<DeviceQueue>> {
-        self.lock().get((device_slot as usize).checked_sub(1)?)?.queue.clone().ok()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<OpenedDevice>> {
-        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.opened).get((device_slot as usize).checked_sub(1)?)?.queue.clone().ok()
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::codec::{Wire, add_partial_sum};
 use crate::collective::ring::{Combine, Ring};
+use crate::sync::lock;
 use crate::transport::{Failure, Watch};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -163,7 +164,7 @@ impl Combine for Sums {
         let bytes = own.len().min(incoming.len());
         let first = (own.as_ptr() as usize - self.start) / each;
         let elements = first..first + bytes / each;
-        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lost = lock(&self.lost);
         let Lost { rounded_off, added } = &mut *lost;
         let rounded_off = match self.wire {
             Wire::F32 => &mut [][..],

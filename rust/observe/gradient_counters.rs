@@ -1,8 +1,9 @@
 //! Costs and savings of the gradient exchange: bytes per bucket, seconds per stage. Cheap enough to
 //! be always on: the lock is held for a few additions only.
 
+use crate::sync::lock;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Instant;
 
 /// The stages a gradient passes through, in order.
@@ -108,16 +109,16 @@ impl GradientCounters {
     }
 
     pub fn add_seconds(&self, stage: Stage, seconds: f64) {
-        self.lock().seconds[stage as usize] += seconds;
+        lock(&self.0).seconds[stage as usize] += seconds;
     }
 
     /// Counts bytes sent for norms.
     pub fn add_norm_bytes(&self, bytes: u64) {
-        self.lock().norm_bytes += bytes;
+        lock(&self.0).norm_bytes += bytes;
     }
 
     pub fn record(&self, one: BucketExchange) {
-        let mut counts = self.lock();
+        let mut counts = lock(&self.0);
         let bucket = counts.buckets.entry(one.bucket).or_default();
         bucket.steps = one.step;
         bucket.gradient_bytes += one.gradient_bytes;
@@ -129,14 +130,14 @@ impl GradientCounters {
 
     /// Sets the [`BucketCounts::residual_ratio`] of an exchange that was recorded without it.
     pub fn set_residual_ratio(&self, bucket: u32, residual_ratio: f64) {
-        if let Some(counted) = self.lock().buckets.get_mut(&bucket) {
+        if let Some(counted) = lock(&self.0).buckets.get_mut(&bucket) {
             counted.residual_ratio = residual_ratio;
         }
     }
 
     /// Drops buckets that no longer exist; their bytes still count.
     pub fn retire(&self, buckets: &[u32]) {
-        let mut counts = self.lock();
+        let mut counts = lock(&self.0);
         for number in buckets {
             let Some(bucket) = counts.buckets.remove(number) else { continue };
             counts.retired.gradient_bytes += bucket.gradient_bytes;
@@ -146,12 +147,7 @@ impl GradientCounters {
     }
 
     pub fn snapshot(&self) -> GradientCounts {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, GradientCounts> {
-        // Valid after every statement, so a panic elsewhere can't have left it broken.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0).clone()
     }
 }
 

@@ -8,11 +8,12 @@
 //! Each record says which rank of which group it is about: a thread that works for a group is
 //! inside a [`GroupContext`], and hands it on to the threads it starts ([`in_same_group`]).
 
+use crate::sync::lock;
 use log::{LevelFilter, Log, Metadata, Record};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The queue's capacity before it drops records: far more than a start-up at debug level writes.
@@ -124,7 +125,7 @@ fn queue() -> Option<&'static Queue> {
 pub fn start(level: LevelFilter) {
     // Fails if it is set already, which is all we want.
     let _ = log::set_logger(&LOGGER);
-    if queue().is_none_or(|queue| queue.lock().is_closed) {
+    if queue().is_none_or(|queue| lock(&queue.state).is_closed) {
         QUEUE.store(Box::leak(Box::new(Queue::new())), Ordering::Release);
     }
     log::set_max_level(level);
@@ -149,7 +150,7 @@ impl Queue {
     }
 
     fn push(&self, record: LogRecord) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.records.len() >= CAPACITY {
             state.dropped += 1;
             return;
@@ -161,7 +162,7 @@ impl Queue {
 
     fn take(&self) -> Option<Vec<LogRecord>> {
         let is_idle = |state: &mut State| state.records.is_empty() && !state.is_closed;
-        let state = self.changed.wait_while(self.lock(), is_idle);
+        let state = self.changed.wait_while(lock(&self.state), is_idle);
         let mut state = state.unwrap_or_else(PoisonError::into_inner);
         let mut records: Vec<_> = state.records.drain(..).collect();
         let dropped = std::mem::take(&mut state.dropped);
@@ -176,12 +177,8 @@ impl Queue {
     }
 
     fn close(&self) {
-        self.lock().is_closed = true;
+        lock(&self.state).is_closed = true;
         self.changed.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -4,7 +4,8 @@
 //! Gradients are in flight from the call for the first bucket until every bucket called so far is
 //! complete. That time is hidden until the backward pass ends, and exposed from then on.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use crate::sync::lock;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 #[derive(Debug, Default)]
@@ -29,14 +30,14 @@ pub struct OverlapTimes {
 impl OverlapTimer {
     /// A bucket was submitted.
     pub fn begin(&self, now: Instant) {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         state.in_flight += 1;
         state.since.get_or_insert(now);
     }
 
     /// The backward pass has ended: from now on the job waits.
     pub fn backward_ended(&self, now: Instant) {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         if state.in_flight > 0 {
             state.backward_end.get_or_insert(now);
         }
@@ -44,7 +45,7 @@ impl OverlapTimer {
 
     /// A bucket is complete.
     pub fn end(&self, now: Instant) {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         state.in_flight = state.in_flight.saturating_sub(1);
         if state.in_flight > 0 {
             return;
@@ -57,12 +58,7 @@ impl OverlapTimer {
     }
 
     pub fn times(&self) -> OverlapTimes {
-        self.lock().times
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Valid after every statement, so a panic elsewhere can't have left it broken.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0).times
     }
 }
 

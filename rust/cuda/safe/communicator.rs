@@ -12,6 +12,7 @@ use super::stream::Stream;
 use crate::cuda::sys::fault::{Fault, Result};
 use crate::cuda::sys::nccl::CommHandle;
 use crate::observe::threads;
+use crate::sync::lock;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -101,7 +102,7 @@ impl Communicator {
     /// Errors if something failed asynchronously. Returns at once if another thread is inside NCCL:
     /// that thread gets the error.
     pub fn check_async_error(&self) -> Result<()> {
-        let state = self.lock();
+        let state = lock(&self.state);
         match state.is_busy {
             true => Ok(()),
             // SAFETY: as in `is_ready`.
@@ -123,7 +124,7 @@ impl Communicator {
             })
         });
         if let Err(fault) = finalized {
-            if !self.lock().is_closed {
+            if !lock(&self.state).is_closed {
                 log::warn!("{}: could not be finalized: {fault}", self.describe());
             }
             return self.abort();
@@ -163,7 +164,7 @@ impl Communicator {
 
     /// Blocks new calls and frees the handle with `free`.
     fn close(&self, how: &str, free: impl FnOnce(CommHandle) -> Result<()>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if std::mem::replace(&mut state.is_closed, true) {
             return;
         }
@@ -180,7 +181,7 @@ impl Communicator {
     /// Calls NCCL, after other threads have left it.
     fn call<T>(&self, work: impl FnOnce(CommHandle) -> Result<T>) -> Result<T> {
         let must_wait = |state: &mut State| state.is_busy && !state.is_closed;
-        let state = self.changed.wait_while(self.lock(), must_wait);
+        let state = self.changed.wait_while(lock(&self.state), must_wait);
         self.call_now(state.unwrap_or_else(PoisonError::into_inner), work)
     }
 
@@ -198,17 +199,13 @@ impl Communicator {
         // NCCL switches to its device and back to the thread's. A thread without a context would
         // end up on device 0 and allocate memory there for nothing.
         let outcome = self.context.enter().and_then(|_guard| work(self.comm));
-        self.lock().is_busy = false;
+        lock(&self.state).is_busy = false;
         self.changed.notify_all();
         outcome
     }
 
     fn describe(&self) -> String {
         format!("NCCL communicator (rank {} of {})", self.own.rank, self.own.ranks)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

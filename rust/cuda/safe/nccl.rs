@@ -11,9 +11,10 @@ use crate::cuda::sys::nccl::{
     UNIQUE_ID_BYTES, UniqueId,
 };
 use crate::simd::element::Element;
+use crate::sync::lock;
 use libloading::os::unix::Library;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// Since 2.18, aborting a communicator from another thread is sound; the watchdog does that.
 const MIN_VERSION: i32 = 21800;
@@ -63,7 +64,7 @@ impl Nccl {
     /// NCCL of this process. Searched for until it is found, then kept.
     pub fn get() -> Result<&'static Nccl> {
         static NCCL: Mutex<Option<&'static Nccl>> = Mutex::new(None);
-        let mut loaded = NCCL.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = lock(&NCCL);
         match *loaded {
             Some(nccl) => Ok(nccl),
             None => {

@@ -5,9 +5,10 @@ use super::context::Context;
 use super::stream::Stream;
 use crate::cuda::sys::driver::check;
 use crate::cuda::sys::fault::Result;
+use crate::sync::lock;
 use cudarc::driver::result;
 use cudarc::driver::sys::CU_MEMHOSTALLOC_PORTABLE;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// A buffer of 32-bit words.
 #[derive(Debug)]
@@ -25,7 +26,7 @@ static FREE: Mutex<Vec<PinnedBuffer>> = Mutex::new(Vec::new());
 impl PinnedBuffer {
     /// An uninitialised buffer of at least `words` words.
     pub fn acquire(context: &Context, words: usize) -> Result<PinnedBuffer> {
-        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = lock(&FREE);
         let fitting = free.iter().position(|buffer| buffer.words >= words);
         if let Some(position) = fitting {
             return Ok(free.swap_remove(position));
@@ -74,6 +75,6 @@ impl PinnedBuffer {
 
     /// Makes it free for reuse. The device must be done with it.
     pub fn release(self) {
-        FREE.lock().unwrap_or_else(PoisonError::into_inner).push(self);
+        lock(&FREE).push(self);
     }
 }

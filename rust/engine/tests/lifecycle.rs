@@ -9,9 +9,10 @@ use crate::engine::lifecycle::{DRAIN_LIMIT, STOP_LIMIT};
 use crate::engine::operation::Operation;
 use crate::engine::shared::Gradients;
 use crate::error::{Error, Result};
+use crate::sync::lock;
 use crate::transport::interrupt::Interrupt;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use std::time::Instant;
 
@@ -19,10 +20,6 @@ use std::time::Instant;
 fn gather(numel: u64) -> Call {
     let call = all_reduce(numel);
     Call { view: View { kind: CollectiveKind::Gather, ..call.view }, ..call }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 type Body = Box<dyn Fn() -> Result<()> + Send + Sync>;

@@ -7,7 +7,8 @@ use super::blocks::Blocks;
 use super::layout::HEAP_AT;
 use super::segment::Segment;
 use crate::fork::ForkGuard;
-use std::sync::{Arc, Mutex, PoisonError};
+use crate::sync::lock;
+use std::sync::{Arc, Mutex};
 
 pub struct Arena {
     // Dropped before the segment that it guards.
@@ -53,7 +54,7 @@ impl Arena {
 
     /// Uninitialised memory for a tensor; `None` if the arena is full.
     pub fn allocate(self: &Arc<Arena>, bytes: usize) -> Option<Allocation> {
-        let offset = self.blocks.lock().unwrap_or_else(PoisonError::into_inner).take(bytes)?;
+        let offset = lock(&self.blocks).take(bytes)?;
         Some(Allocation { arena: self.clone(), offset: HEAP_AT + offset, bytes })
     }
 
@@ -81,7 +82,7 @@ impl Drop for Allocation {
         // The pages before the range, which another tensor may get at once. Pages that cannot be
         // given back stay, and are reused.
         let _ = self.arena.segment.release(self.offset, self.bytes);
-        let mut blocks = self.arena.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut blocks = lock(&self.arena.blocks);
         blocks.give_back(self.offset - HEAP_AT);
     }
 }

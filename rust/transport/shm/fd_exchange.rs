@@ -49,10 +49,9 @@ impl FdListener {
     }
 }
 
-/// Why memory is not shared, and with whom. The reason names the ranks as well.
+/// Why memory is not shared. The reason names the ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotShared {
-    pub ranks: Vec<usize>,
     pub reason: String,
 }
 
@@ -83,7 +82,6 @@ impl FdExchange<'_> {
         let mut segments = BTreeMap::new();
         for (peer, name) in self.locals.iter().filter(|(rank, _)| *rank < self.rank) {
             let received = self.reach(*peer, name).map_err(|error| NotShared {
-                ranks: vec![*peer],
                 reason: format!("rank {peer} cannot be reached: {error}"),
             })?;
             segments.insert(*peer, adopt(*peer, received)?);
@@ -139,7 +137,6 @@ impl FdExchange<'_> {
     ) -> Result<(), NotShared> {
         // Ends the handshakes that are still running when the wait ends.
         let over = Interrupt::new().map_err(|error| NotShared {
-            ranks: expected.to_vec(),
             reason: format!("{} cannot be awaited: {error}", named_ranks(expected)),
         })?;
         let (sender, received) = channel();
@@ -206,7 +203,7 @@ impl FdExchange<'_> {
             }
             if let Err(error) = bounds.check() {
                 let reason = format!("{} passed no memory: {error}{last}", named_ranks(&missing));
-                return Err(NotShared { ranks: missing, reason });
+                return Err(NotShared { reason });
             }
             match listener.socket.accept() {
                 Ok((stream, _)) => start_handshake(stream),
@@ -232,7 +229,6 @@ struct Received {
 
 fn adopt(peer: usize, descriptor: OwnedFd) -> Result<Segment, NotShared> {
     Segment::adopt(descriptor).map_err(|error| NotShared {
-        ranks: vec![peer],
         reason: format!("what rank {peer} passed cannot be mapped: {error}"),
     })
 }

@@ -117,9 +117,9 @@ fn a_rank_with_another_key_is_refused_by_name() {
         };
         let error = stranger.run(second).unwrap_err();
         let reason = "rank 0 cannot be reached: it does not hold the group's key";
-        assert_eq!(error, NotShared { ranks: vec![0], reason: reason.into() });
+        assert_eq!(error, NotShared { reason: reason.into() });
         let error = zeroth.join().unwrap();
-        assert_eq!(error.ranks, [1]);
+        assert!(error.reason.starts_with("rank 1 "), "{error}");
         assert!(error.reason.contains("somebody connected, but"), "{error}");
     });
 }
@@ -165,11 +165,10 @@ fn a_rank_that_never_comes_is_named() {
     let last = listeners.pop().unwrap();
     let first = listeners.swap_remove(0);
     let error = exchange_as(first, 0, &locals, short()).unwrap_err();
-    assert_eq!(error.ranks, [1, 4]);
     assert_eq!(error.to_string(), "ranks 1, 4 passed no memory: the deadline came first");
     // Its socket is closed by now; rank 1's is open, but gets no answer.
     let error = exchange_as(last, 4, &locals, short()).unwrap_err();
-    assert_eq!(error.ranks, [0]);
+    assert!(error.reason.starts_with("rank 0 "), "{error}");
     assert!(error.reason.contains("nobody listens at its socket"), "{error}");
     let error = exchange_as(FdListener::open().unwrap(), 4, &locals[1..], short()).unwrap_err();
     assert_eq!(error.to_string(), "rank 1 cannot be reached: the deadline came first");
@@ -196,7 +195,7 @@ fn an_interrupt_ends_an_exchange_at_once() {
             std::thread::sleep(Duration::from_millis(20));
             interrupt.raise();
             let error = waiting.join().unwrap();
-            assert_eq!(error.ranks, [1 - own]);
+            assert!(error.reason.starts_with(&format!("rank {} ", 1 - own)), "{error}");
             assert!(error.reason.ends_with("the group was aborted"), "{error}");
         });
     }

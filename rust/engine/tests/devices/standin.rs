@@ -1,8 +1,9 @@
 //! The hooks that the stand-in's libcuda and libnccl have besides CUDA's and NCCL's functions.
 
+use crate::sync::lock;
 use libloading::os::unix::{Library, Symbol};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// Only one test at a time has it, because its devices and counters belong to the process.
 pub struct Standin {
@@ -15,7 +16,7 @@ impl Standin {
     /// The stand-in in its initial state.
     pub fn ready() -> Standin {
         static ONLY: Mutex<()> = Mutex::new(());
-        let only = ONLY.lock().unwrap_or_else(PoisonError::into_inner);
+        let only = lock(&ONLY);
         let nccl = std::env::var_os(crate::cuda::NCCL_VARIABLE).expect("its path");
         // SAFETY: both do nothing when they are loaded.
         let (cuda, nccl) = unsafe { (Library::new("libcuda.so.1"), Library::new(nccl)) };
