@@ -184,21 +184,21 @@ def test_a_long_wait_is_reported_while_it_lasts(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(rendezvous, "REPORT_SECONDS", 0.2)
-    card = rendezvous.RankInfo.of_this_process(0, "127.0.0.1:1", "", resolve(None, {}))
+    own = rendezvous.RankInfo.of_this_process(0, "127.0.0.1:1", "", resolve(None, {}))
     store = dist.HashStore()
-    party = rendezvous.GroupSpec("g", 3, [])
+    spec = rendezvous.GroupSpec("g", 3, [])
     with pytest.raises(RuntimeError, match="for ranks 1, 2 of group 'g'"):
-        rendezvous.gather_ranks(store, card, party, None, timedelta(seconds=1))
+        rendezvous.gather_ranks(store, own, spec, None, timedelta(seconds=1))
     reports = [record.getMessage() for record in caplog.records]
     assert len(reports) >= 2
     assert all("waiting" in report and "ranks 1, 2" in report for report in reports)
     # Ranks that gave up must not count in the next attempt.
-    assert store.add(f"{party.prefix}/arrivals", 0) == 0
+    assert store.add(f"{spec.prefix}/arrivals", 0) == 0
     for rank in (1, 2):
         late = rendezvous.RankInfo.of_this_process(rank, "127.0.0.1:1", "", resolve(None, {}))
-        store.set(f"{party.prefix}/0/rank/{rank}", json.dumps(dataclasses.asdict(late)))
+        store.set(f"{spec.prefix}/0/rank/{rank}", json.dumps(dataclasses.asdict(late)))
     with pytest.raises(RuntimeError, match="rank 0 of group 'g' had waited for rank 2"):
-        rendezvous.gather_ranks(store, late, party, None, timedelta(seconds=1))
+        rendezvous.gather_ranks(store, late, spec, None, timedelta(seconds=1))
 
 
 def test_a_version_that_differs_is_refused() -> None:

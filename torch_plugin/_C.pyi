@@ -20,31 +20,46 @@ class Endpoint:
     def fd_socket(self) -> str: ...
 
 @final
+class Compression:
+    """How gradients are exchanged."""
+
+    def __init__(
+        self,
+        enabled: bool,
+        density: float,
+        chunk: int,
+        warmup_steps: int,
+        ramp_steps: int,
+        wire: str,
+        fusion_bytes: int,
+        momentum: float,
+    ) -> None: ...
+
+@final
+class GroupConfig:
+    """What a rank has to know to join a group. The lists have one entry per rank."""
+
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        labels: Sequence[str],
+        addresses: Sequence[str],
+        hosts: Sequence[str],
+        fd_sockets: Sequence[str],
+        key: bytes,
+        timeout: timedelta,
+        compression: Compression,
+    ) -> None: ...
+
+@final
 class Group:
     """This rank's membership in a group; used up by ``make_backend``."""
 
     @property
     def notice(self) -> str: ...
 
-def join(
-    endpoint: Endpoint,
-    group: str,
-    rank: int,
-    labels: Sequence[str],
-    addresses: Sequence[str],
-    hosts: Sequence[str],
-    fd_sockets: Sequence[str],
-    key: bytes,
-    timeout: timedelta,
-    compress: bool,
-    density: float,
-    chunk: int,
-    warmup_steps: int,
-    ramp_steps: int,
-    wire: str,
-    fusion_bytes: int,
-    momentum: float,
-) -> Group: ...
+def join(endpoint: Endpoint, config: GroupConfig) -> Group: ...
 def make_backend(
     group: Group,
     rank: int,

@@ -49,10 +49,8 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
     spec = GroupSpec(group, size, global_ranks)
     found = gather_ranks(store, own, spec, settings["secret"], timeout)
 
-    # Connect before Gloo does: our errors explain better why a connection fails.
-    joined = library.join(
-        endpoint=endpoint,
-        group=group,
+    config = library.GroupConfig(
+        name=group,
         rank=rank,
         labels=_labels(found.ranks, global_ranks),
         addresses=[one.address for one in found.ranks],
@@ -60,9 +58,13 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
         fd_sockets=[one.fd_socket for one in found.ranks],
         key=found.key,
         timeout=min(timeout, CONNECT_TIMEOUT),
-        compress=settings["compress"] != "off",
-        **{name: settings[name] for name in _ENGINE_OPTIONS},
+        compression=library.Compression(
+            enabled=settings["compress"] != "off",
+            **{name: settings[name] for name in _ENGINE_OPTIONS},
+        ),
     )
+    # Connect before Gloo does: our errors explain better why a connection fails.
+    joined = library.join(endpoint, config)
     if joined.notice:
         _warn_once(joined.notice)
     inner_store = PrefixStore(found.prefix, store)

@@ -39,23 +39,31 @@ rust::Vec<rust::String> to_rust(const Strings& strings) {
   return copies;
 }
 
-// Python passes all of these by name.
-PyGroup join(PyEndpoint& endpoint, const std::string& group, int rank, const Strings& labels,
-             const Strings& addresses, const Strings& hosts, const Strings& fd_sockets,
-             const std::string& key, std::chrono::milliseconds timeout, bool compress,
-             double density, uint64_t chunk, uint64_t warmup_steps, uint64_t ramp_steps,
-             const std::string& wire, uint64_t fusion_bytes, float momentum) {
+// Python calls this and make_config by keyword.
+Compression make_compression(bool enabled, double density, uint64_t chunk, uint64_t warmup_steps,
+                             uint64_t ramp_steps, const std::string& wire, uint64_t fusion_bytes,
+                             float momentum) {
+  return {enabled, density, chunk, warmup_steps, ramp_steps, wire, fusion_bytes, momentum};
+}
+
+GroupConfig make_config(const std::string& name, uint32_t rank, const Strings& labels,
+                        const Strings& addresses, const Strings& hosts, const Strings& fd_sockets,
+                        const std::string& key, std::chrono::milliseconds timeout,
+                        const Compression& compression) {
   GroupConfig config{};
-  config.name = group;
-  config.rank = static_cast<uint32_t>(rank);
+  config.name = name;
+  config.rank = rank;
   config.labels = to_rust(labels);
   config.addresses = to_rust(addresses);
   config.hosts = to_rust(hosts);
   config.fd_sockets = to_rust(fd_sockets);
   for (const char byte : key) config.key.push_back(static_cast<uint8_t>(byte));
   config.timeout_ms = static_cast<uint64_t>(timeout.count());
-  config.compression =
-      Compression{compress, density, chunk, warmup_steps, ramp_steps, wire, fusion_bytes, momentum};
+  config.compression = compression;
+  return config;
+}
+
+PyGroup join(PyEndpoint& endpoint, const GroupConfig& config) {
   return PyGroup(join_group(endpoint.take(), config));
 }
 
@@ -89,16 +97,20 @@ void bind_group(py::module_& module) {
           "fd_socket",
           [](const PyEndpoint& endpoint) { return std::string(endpoint.get().fd_socket()); },
           "The name of its Unix socket for passing memory; empty if it has none.");
-  module.def("join", &join, WithGilReleased(), py::arg("endpoint"), py::arg("group"),
-             py::arg("rank"), py::arg("labels"), py::arg("addresses"), py::arg("hosts"),
-             py::arg("fd_sockets"), py::arg("key"), py::arg("timeout"), py::arg("compress"),
-             py::arg("density"), py::arg("chunk"), py::arg("warmup_steps"), py::arg("ramp_steps"),
-             py::arg("wire"), py::arg("fusion_bytes"), py::arg("momentum"),
-             "Connects to the other ranks of a new group.");
+  py::class_<Compression>(module, "Compression", "How gradients are exchanged.")
+      .def(py::init(&make_compression), py::arg("enabled"), py::arg("density"), py::arg("chunk"),
+           py::arg("warmup_steps"), py::arg("ramp_steps"), py::arg("wire"), py::arg("fusion_bytes"),
+           py::arg("momentum"));
+  py::class_<GroupConfig>(module, "GroupConfig", "What a rank has to know to join a group.")
+      .def(py::init(&make_config), py::arg("name"), py::arg("rank"), py::arg("labels"),
+           py::arg("addresses"), py::arg("hosts"), py::arg("fd_sockets"), py::arg("key"),
+           py::arg("timeout"), py::arg("compression"));
   py::class_<PyGroup>(module, "Group", "This rank's membership in a group.")
       .def_property_readonly(
           "notice", [](const PyGroup& group) { return std::string(group.get().notice()); },
           "What the user should know about how the group was made; empty if all went well.");
+  module.def("join", &join, WithGilReleased(), py::arg("endpoint"), py::arg("config"),
+             "Connects to the other ranks of a new group.");
   module.def("make_backend", &make_backend, WithGilReleased(), py::arg("group"), py::arg("rank"),
              py::arg("size"), py::arg("timeout"), py::arg("gloo"),
              py::arg("accelerator") = py::none(), py::arg("inner") = py::none(),
