@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from datetime import timedelta
 from typing import Any
@@ -14,8 +13,6 @@ from gflow import accelerator, logs, native
 from gflow.network import choose_address
 from gflow.options import Options, Settings, resolve
 from gflow.rendezvous import GroupSpec, RankInfo, gather_ranks
-
-logger = logging.getLogger("gflow")
 
 #: All ranks are there when connecting starts, so it takes seconds or never ends. Ctrl-C has to
 #: wait for it.
@@ -66,7 +63,7 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
     # Connect before Gloo does: our errors explain better why a connection fails.
     joined = library.join(endpoint, config)
     if joined.notice:
-        _warn_once(joined.notice)
+        _warn_once(log, joined.notice)
     inner_store = PrefixStore(found.prefix, store)
     gloo = _inner_gloo(PrefixStore("gloo", inner_store), rank, size, timeout, settings, address)
     devices = accelerator.available()
@@ -110,11 +107,11 @@ def _host_ids(ranks: list[RankInfo], settings: Settings) -> list[str]:
 _warned = False
 
 
-def _warn_once(notice: str) -> None:
+def _warn_once(log: logs.GroupLogger, notice: str) -> None:
     # Every further group of the job would say the same.
     global _warned
     if not _warned:
-        logger.warning("gflow: %s", notice)
+        log.warning("%s", notice)
     _warned = True
 
 

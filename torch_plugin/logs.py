@@ -4,7 +4,8 @@ Everything goes to the logger ``gflow``. The engine's records wait in a queue of
 thread brings them here; nothing in the engine ever waits for Python.
 
 ``GFLOW_LOG`` sets the level. Where it is not set, the level of the logger holds, so a program that
-configures ``logging`` gets what it asked for; by default that is warnings.
+configures ``logging`` gets what it asked for; by default that is warnings. The engine takes the
+level over whenever a group is made.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 from gflow import native, options
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from gflow._C import LogRecord
 
 logger = logging.getLogger("gflow")
@@ -43,13 +46,25 @@ class GroupLogger(logging.LoggerAdapter[logging.Logger]):
         """The logger of rank ``rank`` in ``group``."""
         return cls(logger, {"group": group, "rank": rank})
 
+    @classmethod
+    def of_group(cls, group: ProcessGroup) -> GroupLogger:
+        """The logger of this process in ``group``."""
+        return cls.of(group.group_name, group.rank())
+
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[str, MutableMapping[str, Any]]:
         """Put group and rank into the text, and into the record as attributes."""
         about: Any = self.extra
         kwargs["extra"] = about
-        return f"gflow: group {about['group']}, rank {about['rank']}: {msg}", kwargs
+        # The text is a format, and users name groups as they like.
+        group = str(about["group"]).replace("%", "%%")
+        return f"gflow: group {group}, rank {about['rank']}: {msg}", kwargs
+
+
+def warn(group: str, rank: int, text: str) -> None:
+    """Log a warning of the native library."""
+    GroupLogger.of(group, rank).warning("%s", text)
 
 
 class _Reader:
@@ -68,6 +83,8 @@ class _Reader:
     def stop(self) -> None:
         """End the thread. It must not come back to an interpreter that is going away."""
         if os.getpid() == self.process:
+            # First: how the groups end is worth a record, too.
+            native.library.close_all_groups()
             native.library.stop_log()
             self._thread.join(_END_SECONDS)
 
@@ -78,10 +95,11 @@ _reader: _Reader | None = None
 def start() -> None:
     """Pass the current log level to the engine. Called for every new group."""
     global _reader
-    level = _level()
-    native.library.start_log(_engine_level(level))
+    level = _engine_level(_level())
+    native.library.start_log(level)
     # A forked child has inherited the object, but not the thread.
-    if _reader is None or _reader.process != os.getpid():
+    is_running = _reader is not None and _reader.process == os.getpid()
+    if level > 0 and not is_running:
         _reader = _Reader()
         atexit.register(_reader.stop)
 
@@ -91,7 +109,7 @@ def _level() -> int:
     if wanted is None:
         return logger.getEffectiveLevel()
     logger.setLevel(wanted)
-    if not logger.hasHandlers():
+    if wanted <= logging.CRITICAL and not logger.hasHandlers():
         # Without a handler Python shows warnings only, and the user has asked for more.
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

@@ -8,7 +8,6 @@ is seen, sends it with the gradient, and clears it where it was sent if it is ol
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -17,8 +16,7 @@ import torch.distributed as dist
 from gflow import native
 from gflow.backend import backend_of, group_or_default
 from gflow.buckets import models_of, parameters_of, sparse_parameters_of
-
-logger = logging.getLogger("gflow")
+from gflow.logs import GroupLogger
 
 #: Key of an optimizer's parameter groups, and of its state_dict, for what was taken over.
 _TAKEN = "gflow_momentum"
@@ -58,7 +56,8 @@ def take_momentum(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | N
     factor, nesterov = _momentum_of(optimizer.param_groups)
     if not native.library.metrics(backend)["compresses"]:
         _give_back(optimizer)
-        logger.info("gflow: gradients are not compressed here: the optimizer keeps its momentum")
+        log = GroupLogger.of_group(group_or_default(group))
+        log.info("gradients are not compressed here: the optimizer keeps its momentum")
         return False
     _refuse_parameters_without_momentum(optimizer, group_or_default(group))
     native.library.set_momentum(backend, factor, nesterov)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import logging
 import os
 import secrets
 import socket
@@ -25,8 +24,6 @@ from gflow.host_id import default_host_id
 from gflow.logs import GroupLogger
 from gflow.options import OPTION_SPECS, Settings
 from gflow.version import __version__
-
-logger = logging.getLogger("gflow")
 
 #: How often a waiting rank logs what it is waiting for.
 REPORT_SECONDS = 30.0
@@ -157,8 +154,8 @@ def _wait_for_all(
                     f"started, with the same world size and the same master address, and is it "
                     f"still running?"
                 )
-            report = "gflow: rank %d has been waiting %.0f s for %s of group %r"
-            logger.warning(report, own, waited, _ranks(missing), group.name)
+            log = GroupLogger.of(group.name, own)
+            log.warning("it has been waiting %.0f s for %s", waited, _ranks(missing))
         time.sleep(pause)
         pause = min(2 * pause, 0.1)
 

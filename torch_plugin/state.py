@@ -9,7 +9,6 @@ job can use, so that no gradient is lost that still belongs somewhere.
 from __future__ import annotations
 
 import io
-import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from gflow.buckets import (
     names_of,
     parameters_of,
 )
+from gflow.logs import GroupLogger
 from gflow.restore import (
     Target,
     differences,
@@ -37,8 +37,6 @@ from gflow.restore import (
     saved_model,
     shard_of,
 )
-
-logger = logging.getLogger("gflow")
 
 FORMAT = 1
 
@@ -139,8 +137,9 @@ def load_state_dict(
         _refuse(layout)
     dropped = missing_ranks(states, target, moved=bool(different), relaid=bool(layout))
     dropped += restore(states, target, buckets, backend)
+    log = GroupLogger.of_group(group)
     for what in dropped:
-        logger.warning("gflow: dropped from the state that was loaded: %s", what)
+        log.warning("dropped from the state that was loaded: %s", what)
     return Loaded(different + layout, dropped)
 
 

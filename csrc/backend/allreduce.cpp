@@ -98,7 +98,7 @@ void GflowBackend::end_of_pass() {
   group_->end_of_pass();
   forget_dead_buckets();
   const std::string announcement(group_->announcement());
-  if (!announcement.empty()) log_warning(announcement);
+  if (!announcement.empty()) log_warning(std::string(group_->name()), getRank(), announcement);
 }
 
 }  // namespace gflow

@@ -5,8 +5,8 @@
 
 namespace gflow {
 
-// Logs a warning as "gflow". Call it without the GIL. It never throws: a failure to log must not
-// end a backward pass.
-void log_warning(const std::string& text);
+// Logs a warning of rank `rank` in group `group`. Call it without the GIL. It never throws: a
+// failure to log must not end a backward pass.
+void log_warning(const std::string& group, int rank, const std::string& text);
 
 }  // namespace gflow

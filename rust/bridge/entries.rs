@@ -83,6 +83,7 @@ mod declared {
         // metrics.rs
         fn metrics(self: &Group) -> Result<MetricsSnapshot>;
         fn announcement(self: &Group) -> Result<String>;
+        fn name(self: &Group) -> String;
 
         // log.rs
         fn start_log(level: u8) -> Result<()>;

@@ -84,6 +84,10 @@ impl Group {
         in_group(&self.0.log_context, || guard(entry))
     }
 
+    pub(super) fn name(&self) -> String {
+        self.0.log_context.group.clone()
+    }
+
     pub(super) fn notice(&self) -> String {
         self.0.notice.clone()
     }

@@ -36,7 +36,10 @@ impl Endpoint {
         let failed = |why: String| Error::Connect(format!("cannot listen on {address}: {why}"));
         let ip: IpAddr = address.parse().map_err(|_| failed("not an IP address".into()))?;
         let listener = Listener::bind(ip).map_err(|error| failed(error.to_string()))?;
-        Ok(Endpoint { listener, fd_listener: FdListener::open().ok() })
+        let fd_listener = FdListener::open()
+            .inspect_err(|error| log::info!("no Unix socket to pass memory over: {error}"))
+            .ok();
+        Ok(Endpoint { listener, fd_listener })
     }
 
     /// Where it listens for TCP connections.

@@ -170,6 +170,9 @@ impl<'a> Run<'a> {
             let tensor = Tensor { span, element, placement, info };
             return self.exchange_gradient(bucket, tensor, ticket);
         }
+        if let Some(bucket) = agreed.bucket {
+            self.core.log_exact_bucket(bucket.number);
+        }
         if fits {
             let expected = |rank| plan.inline_tensor(memory, rank).bytes;
             plan.complete(memory, &inline_tensors(&self.core.fabric, &shared.labels, expected)?);

@@ -35,6 +35,8 @@ pub struct GroupCore {
     pub gradients: Gradients,
     /// The kinds of collective that went to the inner backend: each is logged once.
     inner_kinds: u32,
+    /// Buckets are numbered as they are allocated, so a new one has a larger number.
+    newest_exact_bucket: u32,
 }
 
 impl GroupCore {
@@ -44,6 +46,14 @@ impl GroupCore {
         if self.inner_kinds & kind == 0 {
             self.inner_kinds |= kind;
             log::info!("{view} is left to the inner backend");
+        }
+    }
+
+    /// Logs each gradient bucket of a group that compresses nothing, once.
+    pub fn log_exact_bucket(&mut self, number: u32) {
+        if number > self.newest_exact_bucket {
+            self.newest_exact_bucket = number;
+            log::info!("bucket {number} is exchanged exactly: this group compresses nothing");
         }
     }
 }
@@ -75,7 +85,12 @@ impl Shared {
         Shared {
             queue: Queue::default(),
             gradient_counters: gradients.counters().clone(),
-            core: Mutex::new(GroupCore { fabric, gradients, inner_kinds: 0 }),
+            core: Mutex::new(GroupCore {
+                fabric,
+                gradients,
+                inner_kinds: 0,
+                newest_exact_bucket: 0,
+            }),
             labels,
             rank,
             counters: Counters::new(CollectiveKind::ALL.len()),

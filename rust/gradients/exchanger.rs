@@ -45,8 +45,8 @@ impl Exchanger {
         self.config.as_ref()
     }
 
-    /// How a bucket is exchanged in this step.
-    pub fn treatment_of(&mut self, bucket: &AgreedBucket, element: Element) -> Treatment {
+    /// Decides how a bucket is exchanged in this step, and logs where that is new.
+    pub fn decide_treatment(&mut self, bucket: &AgreedBucket, element: Element) -> Treatment {
         let treatment = match &self.config {
             Some(config) => config.treatment(bucket.step, element),
             None => Treatment::Exact(WhyExact::Off),

@@ -23,8 +23,7 @@ pub struct Completed<T> {
     pub ticket: T,
 }
 
-/// The result of a call: the collectives that are complete now, and why it failed if it did. Those that
-/// were complete before the failure count: their results are in place.
+/// What came of a call: the collectives whose results are in place now, and why it failed if it did.
 #[must_use]
 pub struct Progress<T> {
     pub completed: Vec<Completed<T>>,
@@ -138,7 +137,7 @@ impl<T> Fusion<T> {
         let info = tensor.info.clone();
         let failed = |failure| Failed { info: info.clone(), failure };
         let deadline = Instant::now() + info.call.timeout;
-        let Treatment::Compressed { density } = exchanger.treatment_of(&bucket, tensor.element)
+        let Treatment::Compressed { density } = exchanger.decide_treatment(&bucket, tensor.element)
         else {
             self.complete_all(exchanger, fabric)?;
             exchanger.exchange_exactly(fabric, &bucket, &tensor, deadline).map_err(failed)?;

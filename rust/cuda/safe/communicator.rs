@@ -125,7 +125,7 @@ impl Communicator {
         });
         if let Err(fault) = finalized {
             if !lock(&self.state).is_closed {
-                log::warn!("{}: could not be finalized: {fault}", self.describe());
+                log::info!("{}: could not be finalized: {fault}", self.describe());
             }
             return self.abort();
         }

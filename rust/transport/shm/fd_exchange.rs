@@ -108,6 +108,7 @@ impl FdExchange<'_> {
             link.send_fd(self.own_fd()?)?;
             link.receive_fd()
         };
+        let mut retries = 0;
         loop {
             let error = match attempt() {
                 Ok(received) => return Ok(received),
@@ -121,7 +122,10 @@ impl FdExchange<'_> {
             if is_final || Instant::now() + RETRY_PAUSE >= self.deadline {
                 return Err(error);
             }
-            log::trace!("rank {peer} cannot be reached yet: {error}");
+            if retries == 0 {
+                log::debug!("rank {peer} cannot be reached yet: {error}");
+            }
+            retries += 1;
             bounds.pause(RETRY_PAUSE);
             bounds.check()?;
         }

@@ -196,9 +196,13 @@ impl Drop for Connector {
 
 impl Acceptor {
     fn serve(self) {
+        let mut is_failing = false;
         while !self.closing.is_raised() {
             match self.listener.socket.accept() {
-                Ok((stream, address)) => self.start_handshake(stream, address),
+                Ok((stream, address)) => {
+                    is_failing = false;
+                    self.start_handshake(stream, address);
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     let mut waits = [
                         PollFd::new(&self.listener.socket, PollFlags::IN),
@@ -208,7 +212,9 @@ impl Acceptor {
                 }
                 Err(error) => {
                     // Out of descriptors, say. It may pass; until then, do not spin.
-                    log::warn!("cannot accept connections: {error}");
+                    if !std::mem::replace(&mut is_failing, true) {
+                        log::info!("cannot accept connections: {error}");
+                    }
                     let _ = self.accepted.send(Err(error));
                     std::thread::sleep(RETRY_PAUSE);
                 }
