@@ -88,3 +88,10 @@ def test_levels_are_read_in_any_case_and_off_means_off():
 )
 def test_the_engine_writes_only_what_python_would_show(python, engine):
     assert logs._engine_level(python) == engine
+
+
+def test_records_of_the_python_half_carry_rank_and_group_whatever_the_group_is_called(caplog):
+    logs.warn("100% mine", 3, "50% of it")
+    (record,) = caplog.records
+    assert (record.group, record.rank) == ("100% mine", 3)
+    assert record.getMessage() == "gflow: group 100% mine, rank 3: 50% of it"
