@@ -86,6 +86,7 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
 
 #: The options that the engine gets under their own names.
 _ENGINE_OPTIONS = (
+    "method",
     "density",
     "chunk",
     "warmup_steps",

@@ -36,7 +36,9 @@ class Options:
 
     Attributes:
         compress: ``auto`` (what crosses hosts), ``on`` (every rank is a host), ``off`` (exact).
-        density: fraction of chunks sent, over 0 and up to 1.
+        method: what gradients are sent as: ``exact``, ``fp16``, ``bf16``, ``int8``, ``int4``,
+            ``int3``, ``quinary`` (5 levels), ``ternary`` (3 levels) or ``chunks``.
+        density: with ``chunks``, fraction of chunks sent, over 0 and up to 1.
         chunk: elements in a chunk.
         warmup_steps: dense steps at the start.
         ramp_steps: steps from dense to ``density``.
@@ -50,6 +52,7 @@ class Options:
     """
 
     compress: str | None = None
+    method: str | None = None
     density: float | None = None
     chunk: int | None = None
     warmup_steps: int | None = None
@@ -139,6 +142,19 @@ OPTION_SPECS: dict[str, OptionSpec] = {
     spec.name: spec
     for spec in (
         _choice("compress", "auto", "on", "off"),
+        _choice(
+            "method",
+            "chunks",
+            "exact",
+            "fp16",
+            "bf16",
+            "fp32",
+            "int8",
+            "int4",
+            "int3",
+            "quinary",
+            "ternary",
+        ),
         _fraction("density", "a number over 0 and at most 1", lambda value: 0 < value <= 1, 0.1),
         _count("chunk", 1, 32768),
         _count("warmup_steps", 2, 100),

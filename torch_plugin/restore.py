@@ -129,18 +129,24 @@ def restore(
 ) -> list[str]:
     """Load what ``states`` hold for this rank; return what belongs nowhere, in words."""
     for index, model in enumerate(target.models):
+        owed = [state for state in states if state["host"] % target.hosts == target.host]
+        # All hosts keep the same sizes, so those of one host are enough.
+        first_host = min(state["host"] for state in states)
+        sized = [state for state in states if state["host"] == first_host]
         gathered = {
-            kind: _by_parameter(states, target, index, kind) for kind in ("residual", "velocity")
+            "residual": _by_parameter(owed, target, index, "residual"),
+            "velocity": _by_parameter(owed, target, index, "velocity"),
+            "sizes": _by_parameter(sized, target, index, "sizes"),
         }
         steps = [step for state in states for step in _steps(state, model, index)]
         for bucket in buckets[index]:
             start, end = shard_of(bucket, backend)
-            residual, velocity = (
-                _whole_bucket(gathered[kind], model, bucket)[start:end]
-                for kind in ("residual", "velocity")
-            )
+            kept = {
+                kind: _whole_bucket(by_parameter, model, bucket)[start:end]
+                for kind, by_parameter in gathered.items()
+            }
             step = max(steps, default=0)
-            native.library.load_bucket(backend, bucket.number, step, residual, velocity)
+            native.library.load_bucket(backend, bucket.number, step, **kept)
     return _dropped(states, target)
 
 
@@ -161,16 +167,15 @@ def _steps(state: State, names: Names, index: int) -> Iterator[int]:
 def _by_parameter(
     states: list[State], target: Target, index: int, kind: str
 ) -> dict[str, torch.Tensor]:
-    """For each parameter, the sum of what was kept by the hosts that this host takes over."""
+    """For each parameter, the sum of what these states keep of it."""
     sums: dict[str, torch.Tensor] = {}
     for state in states:
-        if state["host"] % target.hosts != target.host:
-            continue
         saved = saved_model(state, target.models[index], index)
         if saved is None:
             continue
         for bucket in saved["buckets"]:
-            kept: torch.Tensor = bucket[kind]
+            # States that were saved before there were sizes have none.
+            kept: torch.Tensor = bucket.get(kind, torch.zeros(0))
             if not kept.numel():
                 continue
             numels = [saved["parameters"][number][1] for number in bucket["parameters"]]

@@ -214,7 +214,7 @@ def _model_state(
 ) -> dict[str, Any]:
     saved = []
     for bucket in buckets:
-        step, residual, velocity = native.library.bucket_state(backend, bucket.number)
+        step, residual, velocity, sizes = native.library.bucket_state(backend, bucket.number)
         saved.append(
             {
                 "parameters": bucket.parameters,
@@ -222,6 +222,7 @@ def _model_state(
                 "step": step,
                 "residual": residual,
                 "velocity": velocity,
+                "sizes": sizes,
             }
         )
     return {"parameters": names_of(model), "buckets": saved, "layout": _whole_layout(model)}
@@ -305,8 +306,8 @@ def _check(state: dict[str, Any]) -> None:
             start, end = bucket["shard"]
             _require(0 <= start <= end <= numel, f"a shard from {start} to {end} of {numel}")
             _require(isinstance(bucket["step"], int) and bucket["step"] >= 0, "a wrong step")
-            for kind in ("residual", "velocity"):
-                kept = bucket[kind]
+            for kind in ("residual", "velocity", "sizes"):
+                kept = bucket[kind] if kind != "sizes" else bucket.get(kind, torch.zeros(0))
                 _require(kept.dtype == torch.float32 and kept.dim() == 1, f"a wrong {kind}")
                 _require(kept.numel() in (0, end - start), f"a {kind} of {kept.numel()} elements")
                 _require(bool(torch.isfinite(kept).all()), f"infinity or NaN in a {kind}")

@@ -132,6 +132,7 @@ class GflowBackend : public Backend {
   BucketState bucket_state(uint32_t number) const;
   void load_bucket(uint32_t number, BucketState state);
   void set_momentum(float factor, bool nesterov);
+  void set_stepping(const std::string& stepping);
   void keep_for_undo(bool enabled);
   void record_step(bool skipped, float factor);
 

@@ -46,6 +46,10 @@ void GflowBackend::set_momentum(float factor, bool nesterov) {
   as_backend_error([&] { group_->set_momentum(factor, nesterov, timeout_ms()); });
 }
 
+void GflowBackend::set_stepping(const std::string& stepping) {
+  as_backend_error([&] { group_->set_stepping(stepping, timeout_ms()); });
+}
+
 void GflowBackend::keep_for_undo(bool enabled) {
   as_backend_error([&] { group_->keep_for_undo(enabled, timeout_ms()); });
 }

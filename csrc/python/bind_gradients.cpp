@@ -33,20 +33,26 @@ rust::Vec<float> to_rust(const at::Tensor& tensor) {
   return values;
 }
 
-std::tuple<uint64_t, at::Tensor, at::Tensor> bucket_state(const BackendPtr& backend,
-                                                          uint32_t number) {
+using SavedBucket = std::tuple<uint64_t, at::Tensor, at::Tensor, at::Tensor>;
+
+SavedBucket bucket_state(const BackendPtr& backend, uint32_t number) {
   const auto state = gflow_backend(backend).bucket_state(number);
-  return {state.step, to_tensor(state.residual), to_tensor(state.velocity)};
+  return {state.step, to_tensor(state.residual), to_tensor(state.velocity),
+          to_tensor(state.sizes)};
 }
 
 void load_bucket(const BackendPtr& backend, uint32_t number, uint64_t step,
-                 const at::Tensor& residual, const at::Tensor& velocity) {
-  gflow_backend(backend).load_bucket(number,
-                                     BucketState{step, to_rust(residual), to_rust(velocity)});
+                 const at::Tensor& residual, const at::Tensor& velocity, const at::Tensor& sizes) {
+  gflow_backend(backend).load_bucket(
+      number, BucketState{step, to_rust(residual), to_rust(velocity), to_rust(sizes)});
 }
 
 void set_momentum(const BackendPtr& backend, float factor, bool nesterov) {
   gflow_backend(backend).set_momentum(factor, nesterov);
+}
+
+void set_stepping(const BackendPtr& backend, const std::string& stepping) {
+  gflow_backend(backend).set_stepping(stepping);
 }
 
 void keep_for_undo(const BackendPtr& backend, bool enabled) {
@@ -70,13 +76,18 @@ void bind_gradients(py::module_& module) {
   module.def("shard_of", &shard_of, WithGilReleased(), py::arg("backend"), py::arg("bytes"),
              "The bytes of a bucket that this rank carries to other hosts.");
   module.def("bucket_state", &bucket_state, WithGilReleased(), py::arg("backend"),
-             py::arg("number"), "How often a bucket was exchanged, its residual and its velocity.");
+             py::arg("number"), "How often a bucket was exchanged, its residual, its velocity and the sizes of its "
+             "elements.");
   module.def("load_bucket", &load_bucket, WithGilReleased(), py::arg("backend"), py::arg("number"),
-             py::arg("step"), py::arg("residual"), py::arg("velocity"),
+             py::arg("step"), py::arg("residual"), py::arg("velocity"), py::arg("sizes"),
              "Restores what bucket_state() returned.");
   module.def("set_momentum", &set_momentum, WithGilReleased(), py::arg("backend"),
              py::arg("factor"), py::arg("nesterov"),
              "Takes the momentum over from the optimizer; a factor of 0 gives it back.");
+  module.def("set_stepping", &set_stepping, WithGilReleased(), py::arg("backend"),
+             py::arg("stepping"),
+             "What the optimizer does with gradients: 'normalized', 'proportional', or '' if that "
+             "is not known.");
   module.def("keep_for_undo", &keep_for_undo, WithGilReleased(), py::arg("backend"),
              py::arg("enabled"), "Whether exchanges can be undone from now on.");
   module.def("record_step", &record_step, WithGilReleased(), py::arg("backend"), py::arg("skipped"),

@@ -40,10 +40,10 @@ rust::Vec<rust::String> to_rust(const Strings& strings) {
 }
 
 // Python calls this and make_config by keyword.
-Compression make_compression(bool enabled, double density, uint64_t chunk, uint64_t warmup_steps,
+Compression make_compression(bool enabled, const std::string& method, double density, uint64_t chunk, uint64_t warmup_steps,
                              uint64_t ramp_steps, const std::string& wire, uint64_t fusion_bytes,
                              float momentum) {
-  return {enabled, density, chunk, warmup_steps, ramp_steps, wire, fusion_bytes, momentum};
+  return {enabled, method, density, chunk, warmup_steps, ramp_steps, wire, fusion_bytes, momentum};
 }
 
 GroupConfig make_config(const std::string& name, uint32_t rank, const Strings& labels,
@@ -98,7 +98,7 @@ void bind_group(py::module_& module) {
           [](const PyEndpoint& endpoint) { return std::string(endpoint.get().fd_socket()); },
           "The name of its Unix socket for passing memory; empty if it has none.");
   py::class_<Compression>(module, "Compression", "How gradients are exchanged.")
-      .def(py::init(&make_compression), py::arg("enabled"), py::arg("density"), py::arg("chunk"),
+      .def(py::init(&make_compression), py::arg("enabled"), py::arg("method"), py::arg("density"), py::arg("chunk"),
            py::arg("warmup_steps"), py::arg("ramp_steps"), py::arg("wire"), py::arg("fusion_bytes"),
            py::arg("momentum"));
   py::class_<GroupConfig>(module, "GroupConfig", "What a rank has to know to join a group.")

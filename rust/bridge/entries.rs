@@ -77,6 +77,7 @@ mod declared {
             timeout_ms: u64,
         ) -> Result<()>;
         fn set_momentum(self: &Group, factor: f32, nesterov: bool, timeout_ms: u64) -> Result<()>;
+        fn set_stepping(self: &Group, stepping: &str, timeout_ms: u64) -> Result<()>;
         fn keep_for_undo(self: &Group, enabled: bool, timeout_ms: u64) -> Result<()>;
         fn record_step(self: &Group, skipped: bool, factor: f32, timeout_ms: u64) -> Result<()>;
 

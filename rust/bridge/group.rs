@@ -6,7 +6,7 @@ use crate::codec::{Momentum, Schedule, Wire};
 use crate::collective::assembly::RankDirectory;
 use crate::engine::group;
 use crate::error::{Error, Result};
-use crate::gradients::CompressionConfig;
+use crate::gradients::{CompressionConfig, Method};
 use crate::observe::log::in_group;
 use crate::transport::handshake::KEY_BYTES;
 use std::net::SocketAddr;
@@ -70,7 +70,10 @@ fn read_compression(compression: &types::Compression) -> Result<Option<Compressi
     };
     let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
     let (chunk, fusion_bytes) = (size(compression.chunk).max(1), size(compression.fusion_bytes));
-    Ok(Some(CompressionConfig { schedule, chunk, wire, fusion_bytes }))
+    let method = Method::from_name(&compression.method).ok_or_else(|| {
+        Error::Connect(format!("{:?} is no method of compression", compression.method))
+    })?;
+    Ok(Some(CompressionConfig { method, schedule, chunk, wire, fusion_bytes }))
 }
 
 /// C++ has no `Option`: a factor of zero stands for no momentum.

@@ -2,6 +2,7 @@
 
 use super::group::Group;
 use super::types;
+use crate::codec::Coding;
 use crate::collective::call::CollectiveKind;
 use crate::error::Result;
 use crate::gradients::CompressionStarted;
@@ -56,18 +57,32 @@ impl Group {
 
 /// Tells the user what happens to gradients from the first compressed bucket on.
 fn compression_notice(started: &CompressionStarted) -> String {
-    let CompressionStarted { hosts, density, ramp_steps, wire, ratio } = started;
+    let CompressionStarted { hosts, coding, ramp_steps, ratio } = started;
     let when = match ramp_steps {
         0 => String::new(),
         steps => format!(" after a ramp of {steps} steps"),
     };
-    // Rounded to 4 digits after the point.
-    let percent = (density * 1e6).round() / 1e4;
+    let how = match coding {
+        Coding::Chunks { density, wire } if *density < 1.0 => {
+            // Rounded to 4 digits after the point.
+            let percent = (density * 1e6).round() / 1e4;
+            format!(
+                "the most important {percent}% of their chunks are sent{when}, as {}, and the rest \
+                 is kept and sent later",
+                wire.name()
+            )
+        }
+        Coding::Chunks { wire, .. } => format!("they are sent as {}{when}", wire.name()),
+        Coding::Quantized(quantizer) => format!(
+            "every element is sent as {} ({} levels){when}, and what rounding leaves of it is \
+             kept for the next step",
+            quantizer.levels.name(),
+            2 * u32::from(quantizer.levels.largest()) + 1,
+        ),
+    };
     format!(
-        "from this step on gradients are compressed between the {hosts} hosts: the most \
-         important {percent}% of their chunks are sent{when}, as {}, and the rest is kept and sent \
-         later: about {ratio:.0}x fewer bytes. All other tensors stay exact. To switch it off: \
-         GFLOW_COMPRESS=off, or pg_options=gflow.Options(compress=\"off\")",
-        wire.name(),
+        "from this step on gradients are compressed between the {hosts} hosts: {how}: about \
+         {ratio:.0}x fewer bytes. All other tensors stay exact. To switch it off: \
+         GFLOW_COMPRESS=off, or pg_options=gflow.Options(compress=\"off\")"
     )
 }

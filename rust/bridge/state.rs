@@ -2,7 +2,8 @@
 
 use super::group::{Group, read_momentum};
 use super::{milliseconds, types};
-use crate::error::Result;
+use crate::codec::quantizer::Stepping;
+use crate::error::{Error, Result};
 use crate::gradients::BucketState;
 
 impl Group {
@@ -24,9 +25,9 @@ impl Group {
 
     pub(super) fn bucket_state(&self, number: u32, timeout_ms: u64) -> Result<types::BucketState> {
         self.guard(|| {
-            let BucketState { step, residual, velocity } =
+            let BucketState { step, residual, velocity, sizes } =
                 self.0.engine.bucket_state(number, milliseconds(timeout_ms))?;
-            Ok(types::BucketState { step, residual, velocity })
+            Ok(types::BucketState { step, residual, velocity, sizes })
         })
     }
 
@@ -37,8 +38,8 @@ impl Group {
         timeout_ms: u64,
     ) -> Result<()> {
         self.guard(|| {
-            let types::BucketState { step, residual, velocity } = state;
-            let state = BucketState { step, residual, velocity };
+            let types::BucketState { step, residual, velocity, sizes } = state;
+            let state = BucketState { step, residual, velocity, sizes };
             self.0.engine.load_bucket(number, state, milliseconds(timeout_ms))
         })
     }
@@ -46,6 +47,19 @@ impl Group {
     pub(super) fn set_momentum(&self, factor: f32, nesterov: bool, timeout_ms: u64) -> Result<()> {
         self.guard(|| {
             self.0.engine.set_momentum(read_momentum(factor, nesterov), milliseconds(timeout_ms))
+        })
+    }
+
+    /// `stepping` is empty if it is not known.
+    pub(super) fn set_stepping(&self, stepping: &str, timeout_ms: u64) -> Result<()> {
+        self.guard(|| {
+            let stepping = match stepping {
+                "" => None,
+                name => Some(Stepping::from_name(name).ok_or_else(|| {
+                    Error::Operation(format!("gflow: {name:?} is no way to step"))
+                })?),
+            };
+            self.0.engine.set_stepping(stepping, milliseconds(timeout_ms))
         })
     }
 

@@ -28,6 +28,7 @@ mod declared {
     /// How gradients are exchanged; the fields are those of `gradients::CompressionConfig`.
     struct Compression {
         enabled: bool,
+        method: String,
         density: f64,
         chunk: u64,
         warmup_steps: u64,
@@ -85,6 +86,7 @@ mod declared {
         step: u64,
         residual: Vec<f32>,
         velocity: Vec<f32>,
+        sizes: Vec<f32>,
     }
 
     /// A part of a bucket, in bytes.

@@ -2,6 +2,8 @@
 
 use crate::simd::blocks::{bytes_of_mut, elements_of_mut};
 use crate::simd::element::Element;
+use crate::simd::half_precision::{BF16, F16};
+use crate::simd::number::Stored;
 use std::ops::Range;
 
 /// A gradient or a part of one. 16-bit floats are stored as their bits.
@@ -60,6 +62,16 @@ impl<'a> Gradient<'a> {
             Gradient::F32(numbers) => Gradient::F32(numbers.split_off_mut(middle..).expect(WITHIN)),
             Gradient::F16(bits) => Gradient::F16(bits.split_off_mut(middle..).expect(WITHIN)),
             Gradient::BF16(bits) => Gradient::BF16(bits.split_off_mut(middle..).expect(WITHIN)),
+        }
+    }
+
+    /// The sum of the magnitudes of its elements that are finite.
+    pub fn l1_norm(&self) -> f64 {
+        let finite = |number: f32| if number.is_finite() { f64::from(number.abs()) } else { 0.0 };
+        match self {
+            Gradient::F32(numbers) => numbers.iter().map(|number| finite(*number)).sum(),
+            Gradient::F16(bits) => bits.iter().map(|bits| finite(F16(*bits).widen())).sum(),
+            Gradient::BF16(bits) => bits.iter().map(|bits| finite(BF16(*bits).widen())).sum(),
         }
     }
 

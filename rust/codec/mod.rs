@@ -38,11 +38,13 @@
 //! | `method_tests.rs` | tests: the kernels put together, compared with the reference |
 
 pub mod chunk_grid;
+pub mod coding;
 pub mod gradient;
 mod kernels;
 #[cfg(test)]
 mod method_tests;
 pub mod norms;
+pub mod quantizer;
 #[cfg(test)]
 pub(crate) mod reference;
 #[cfg(test)]
@@ -53,6 +55,7 @@ pub mod selection;
 pub mod wire;
 
 pub use chunk_grid::ChunkGrid;
+pub use coding::Coding;
 pub use gradient::Gradient;
 pub use kernels::accumulate::accumulate;
 pub use kernels::momentum::{Momentum, add_velocity};

@@ -9,6 +9,7 @@ use super::call::CollectiveKind;
 use super::fabric::Fabric;
 use super::info::CollectiveInfo;
 use super::message::CallHeader;
+use crate::codec::quantizer::Stepping;
 use crate::error::{Error, Result};
 use crate::transport::Failure;
 use crate::transport::frame::MAX_PAYLOAD;
@@ -34,6 +35,8 @@ pub struct AgreedBucket {
     /// Whether every rank is in the same backward pass. A rank that has run out of data is not, and
     /// cannot know what comes next.
     pub on_all_ranks: bool,
+    /// What the optimizer does with it, if all ranks that know the bucket know it and say the same.
+    pub stepping: Option<Stepping>,
 }
 
 /// What a rank tells the others about its tensor, besides the call.
@@ -47,6 +50,8 @@ pub struct TensorInfo<'a> {
     pub step: u64,
     /// A code of the momentum that this rank applies to it.
     pub momentum: u32,
+    /// What this rank knows of the optimizer.
+    pub stepping: Option<Stepping>,
 }
 
 /// How messages name the ranks of a group: "rank 1 (host a, pid 7)".
@@ -94,6 +99,7 @@ fn header(CollectiveInfo { seq, call }: &CollectiveInfo, tensor: &TensorInfo) ->
         bucket: call.bucket,
         step: tensor.step,
         momentum: tensor.momentum,
+        stepping: tensor.stepping,
     }
 }
 
@@ -123,7 +129,10 @@ fn agree_on_bucket(headers: &[CallHeader], labels: &Labels) -> Result<Option<Agr
         )));
     }
     let on_all_ranks = headers.iter().all(|header| header.bucket != 0);
-    Ok(Some(AgreedBucket { number: first.bucket, step: first.step, on_all_ranks }))
+    let mut named = headers.iter().filter(|header| header.bucket != 0);
+    let says_the_same = named.all(|header| header.stepping == first.stepping);
+    let stepping = first.stepping.filter(|_| says_the_same);
+    Ok(Some(AgreedBucket { number: first.bucket, step: first.step, on_all_ranks, stepping }))
 }
 
 /// The tensors that travelled with the calls, by rank. `expected` is the size that each must have.

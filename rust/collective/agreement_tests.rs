@@ -57,7 +57,7 @@ fn a_rank_without_a_bucket_learns_its_number_from_the_others() {
     calls[0].bucket = 5;
     calls[2].bucket = 5;
     for outcome in agree_all(calls.clone()) {
-        let expected = AgreedBucket { number: 5, step: 0, on_all_ranks: false };
+        let expected = AgreedBucket { number: 5, step: 0, on_all_ranks: false, stepping: None };
         assert_eq!(outcome.unwrap().bucket, Some(expected));
     }
     calls[1].bucket = 5;

@@ -6,7 +6,9 @@
 //! deadline of the connector.
 
 use super::fabric::Fabric;
+use super::links::Links;
 use super::ring::{Ring, RingChannel};
+use super::stream::Stream;
 use super::topology::Topology;
 use crate::fork::Unshared;
 use crate::transport::shm::arena::Arena;
@@ -15,6 +17,7 @@ use crate::transport::shm::region::SharedRegion;
 use crate::transport::tcp::connector::{ConnectError, Connector};
 use crate::transport::tcp::{channels, mesh};
 use crate::transport::{Failure, Peers, named_ranks};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,17 +37,20 @@ pub struct RankDirectory {
 /// A new fabric, and how building it went.
 pub struct Assembled {
     pub fabric: Fabric,
+    /// The links of this rank, if they were asked for, there are several hosts and it is a carrier.
+    pub links: Option<Links>,
     /// Where the shared tensors of this host live, if it has several ranks.
     pub arena: Option<Arc<Arena>>,
     /// A notice for the user; empty if all went well.
     pub notice: String,
 }
 
-/// Builds the fabric of this rank, together with all other ranks.
+/// Builds the fabric of this rank, together with all other ranks; with links if all ranks ask for them.
 pub fn assemble(
     mut connector: Connector,
     fd_listener: Option<FdListener>,
     directory: &RankDirectory,
+    wants_links: bool,
 ) -> Result<Assembled, ConnectError> {
     let start = Instant::now();
     let rank = connector.rank();
@@ -82,10 +88,14 @@ pub fn assemble(
 
     let topology = Topology::new(&actual_hosts(directory, &complaints), rank);
     let ring = connect_ring(&mut connector, &topology)?;
+    let links = match wants_links {
+        true => connect_links(&mut connector, &topology)?,
+        false => None,
+    };
     log::info!("{topology}; connected in {:.0} ms", start.elapsed().as_secs_f64() * 1e3);
     let arena = region.as_ref().map(|region| region.arena().clone());
     let fabric = Fabric::new(Box::new(mesh), topology, region, ring);
-    Ok(Assembled { fabric, arena, notice })
+    Ok(Assembled { fabric, links, arena, notice })
 }
 
 /// The ring of this rank, if there are several hosts and it is a carrier.
@@ -107,6 +117,24 @@ fn connect_ring(
         })
         .collect();
     Ok(Some(Ring::new(topology.host(), topology.hosts(), neighbours, channels)))
+}
+
+/// The links of this rank, if there are several hosts and it is a carrier.
+fn connect_links(
+    connector: &mut Connector,
+    topology: &Topology,
+) -> Result<Option<Links>, ConnectError> {
+    if topology.hosts() == 1 || !topology.is_carrier() {
+        return Ok(None);
+    }
+    let carriers = topology.carriers_of_own_shard();
+    let mut sockets: HashMap<_, _> =
+        channels::connect_links(connector, &carriers)?.into_iter().collect();
+    let link_to = |rank| {
+        let stream: Box<dyn Stream> = Box::new(Unshared::new(sockets.remove(&rank)?));
+        Some((rank, stream))
+    };
+    Ok(Some(Links::new(carriers.into_iter().map(link_to).collect())))
 }
 
 /// Shares memory with the other ranks of this host, or says why that failed.

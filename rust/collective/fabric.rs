@@ -93,8 +93,7 @@ impl Fabric {
     /// The ranks that carry the same shard as this one, one per host in the order of hosts, this
     /// rank included.
     pub fn carriers_of_this_shard(&self) -> Vec<usize> {
-        let local_rank = self.topology.local_rank();
-        (0..self.topology.hosts()).map(|host| self.topology.ranks_of(host)[local_rank]).collect()
+        self.topology.carriers_of_own_shard()
     }
 
     /// Swaps messages with the ranks of other hosts that carry the same shard.

@@ -6,6 +6,7 @@
 
 use super::call::{CollectiveKind, View};
 use super::types::{DataType, ReduceOp};
+use crate::codec::quantizer::Stepping;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -67,6 +68,8 @@ pub struct CallHeader {
     pub step: u64,
     /// A code of the momentum that the sender applies to it.
     pub momentum: u32,
+    /// What the sender knows of the optimizer.
+    pub stepping: Option<Stepping>,
 }
 
 /// A [`CallHeader`] as it is sent.
@@ -78,7 +81,7 @@ struct CallLayout {
     flags: u8,
     dtype: U16,
     reduce_op: U16,
-    reserved: U16,
+    stepping: U16,
     root: U32,
     tensors: U32,
     numel: U64,
@@ -110,7 +113,7 @@ impl CallHeader {
             flags: u8::from(self.gradient) * GRADIENT + u8::from(self.complains) * COMPLAINS,
             dtype: view.dtype.code().into(),
             reduce_op: view.reduce_op.code().into(),
-            reserved: 0.into(),
+            stepping: self.stepping.map_or(0, |stepping| stepping as u16).into(),
             root: view.root.into(),
             tensors: view.tensors.into(),
             numel: view.numel.into(),
@@ -160,6 +163,7 @@ impl CallHeader {
             bucket: layout.bucket.get(),
             step: layout.step.get(),
             momentum: layout.momentum.get(),
+            stepping: Stepping::from_code(layout.stepping.get()),
         })
     }
 }
@@ -197,14 +201,15 @@ mod tests {
         let op = any::<u16>().prop_filter_map("no op", |code| ReduceOp::from_code(code % 512));
         let codes = (kind, dtype, op, any::<bool>(), any::<bool>());
         let sizes = (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<u64>());
-        let bucket = (any::<u32>(), any::<u64>(), any::<u32>(), any::<u32>());
+        let stepping = (0..3u16).prop_map(Stepping::from_code);
+        let bucket = (any::<u32>(), any::<u64>(), any::<u32>(), any::<u32>(), stepping);
         (any::<u64>(), codes, sizes, bucket).prop_map(|(seq, codes, sizes, bucket)| {
-            let (bucket, step, momentum, device_slot) = bucket;
+            let (bucket, step, momentum, device_slot, stepping) = bucket;
             let (kind, dtype, reduce_op, gradient, complains) = codes;
             let (root, tensors, numel, layout, offset) = sizes;
             let view = View { kind, dtype, reduce_op, root, tensors, numel, layout, device_slot };
             let offset = Some(offset).filter(|offset| *offset != NOT_IN_ARENA);
-            CallHeader { seq, view, gradient, complains, offset, bucket, step, momentum }
+            CallHeader { seq, view, gradient, complains, offset, bucket, step, momentum, stepping }
         })
     }
 

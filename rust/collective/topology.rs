@@ -80,6 +80,12 @@ impl Topology {
         self.local_rank < self.carriers()
     }
 
+    /// The ranks that carry the same shard as this one, which is a carrier: one per host, in the
+    /// order of hosts, this rank included.
+    pub fn carriers_of_own_shard(&self) -> Vec<usize> {
+        self.hosts.iter().map(|ranks| ranks[self.local_rank]).collect()
+    }
+
     /// Whether all hosts have equally many ranks.
     pub fn is_even(&self) -> bool {
         self.hosts.iter().all(|ranks| ranks.len() == self.hosts[0].len())

@@ -109,15 +109,17 @@ impl Group {
         };
         let connector = Connector::open(listener, connector)
             .map_err(|error| Error::Connect(format!("cannot take connections: {error}")))?;
-        let Assembled { fabric, arena, notice } =
-            assemble(connector, fd_listener, &config.directory)
+        let wants_links = config.compression.as_ref().is_some_and(CompressionConfig::may_quantize);
+        let Assembled { fabric, links, arena, notice } =
+            assemble(connector, fd_listener, &config.directory, wants_links)
                 .map_err(|error| unreachable_ranks(&error, &config))?;
         let topology = fabric.topology().clone();
         // Nothing crosses hosts where there is only one, so nothing is compressed.
         let compression = config.compression.filter(|_| topology.hosts() > 1);
         let compresses = compression.is_some();
         let gradients = Gradients::new(compression, config.momentum);
-        let engine = Engine::start(&config.name, config.labels, fabric, gradients, interrupt)?;
+        let engine =
+            Engine::start(&config.name, config.labels, fabric, links, gradients, interrupt)?;
         let engine = Arc::new(engine);
         let mut groups = lock(&GROUPS);
         groups.retain(|group| group.strong_count() > 0);

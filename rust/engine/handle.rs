@@ -10,8 +10,9 @@ use super::watch::{CourierWatch, DeviceWatch};
 use super::worker;
 use crate::collective::call::Call;
 use crate::collective::fabric::Fabric;
+use crate::collective::links::Links;
 use crate::error::{Error, Result};
-use crate::gradients::{CompressionStarted, Courier, DeviceTicket, Obstacle};
+use crate::gradients::{CompressionStarted, DeviceTicket, Obstacle};
 use crate::observe::counters::Counts;
 use crate::observe::gradient_counters::GradientCounts;
 use crate::observe::overlap::OverlapTimes;
@@ -36,15 +37,22 @@ impl Engine {
         name: &str,
         labels: Vec<String>,
         fabric: Fabric,
+        links: Option<Links>,
         gradients: Gradients,
         interrupt: Arc<Interrupt>,
     ) -> Result<Engine> {
         let ring = fabric.shared_ring();
         let shared = Arc::new(Shared::new(labels, fabric, gradients));
+        let watch = || {
+            let shared = Arc::downgrade(&shared);
+            Box::new(CourierWatch { shared, interrupt: interrupt.clone() })
+        };
         if let Some(ring) = ring {
-            let watch =
-                CourierWatch { shared: Arc::downgrade(&shared), interrupt: interrupt.clone() };
-            shared.core().gradients.set_courier(Courier::new(ring, Box::new(watch)));
+            shared.core().gradients.set_ring(ring, watch());
+        }
+        if let Some(links) = links {
+            let set = shared.core().gradients.set_links(links, watch());
+            set.map_err(|error| Error::Connect(format!("no event descriptor: {error}")))?;
         }
         let worker_shared = shared.clone();
         let serve = move || {

@@ -4,9 +4,9 @@
 use super::failure::{LOSS_LIMIT, blame};
 use super::operation::Operation;
 use super::queue::Job;
-use super::shared::{GradientTicket, GroupCore, Shared};
+use super::shared::{GradientTicket, Gradients, GroupCore, Shared};
 use crate::collective::agreement::{Agreed, AgreedBucket, TensorInfo, agree, inline_tensors};
-use crate::collective::call::CollectiveKind;
+use crate::collective::call::{Call, CollectiveKind};
 use crate::collective::info::CollectiveInfo;
 use crate::collective::plan::{Plan, tensors_in_arenas};
 use crate::collective::span::Memory;
@@ -150,8 +150,7 @@ impl<'a> Run<'a> {
             TensorInfo { bytes: unsafe { inline.as_slice() }, ..TensorInfo::default() }
         } else {
             let offset = fabric.offset_of(inline.address, inline.bytes);
-            let (step, momentum) = (gradients.step_of(call.bucket), gradients.momentum_code());
-            TensorInfo { bytes: &[], offset, step, momentum }
+            TensorInfo { offset, ..gradient_info(gradients, call) }
         };
         let start = Instant::now();
         let agreed = self.agree(&job.info, tensor, deadline)?;
@@ -199,13 +198,9 @@ impl<'a> Run<'a> {
     ) -> Result<()> {
         let view = &job.info.call.view;
         let gradients = &self.core.gradients;
-        let (step, momentum) = (gradients.step_of(job.info.call.bucket), gradients.momentum_code());
+        let tensor = gradient_info(gradients, &job.info.call);
         let start = Instant::now();
-        let agreed = self.agree(
-            &job.info,
-            TensorInfo { step, momentum, ..TensorInfo::default() },
-            deadline,
-        )?;
+        let agreed = self.agree(&job.info, tensor, deadline)?;
         let gradients = &self.core.gradients;
         gradients.counters().add_seconds(Stage::Agree, start.elapsed().as_secs_f64());
         // All ranks decide alike: it follows from what they have agreed on.
@@ -302,6 +297,17 @@ impl<'a> Run<'a> {
         }
         let collective = PendingCollective { seq: *seq, operation, is_timed: call.gradient };
         self.finished.push(Finished { collective, outcome });
+    }
+}
+
+/// What this rank tells the others about a tensor that may be a gradient bucket.
+fn gradient_info(gradients: &Gradients, call: &Call) -> TensorInfo<'static> {
+    TensorInfo {
+        bytes: &[],
+        offset: None,
+        step: gradients.step_of(call.bucket),
+        momentum: gradients.momentum_code(),
+        stepping: gradients.stepping(),
     }
 }
 

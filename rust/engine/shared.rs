@@ -131,8 +131,8 @@ impl Shared {
 
     /// Keeps what the first rank has to tell the user about compression.
     pub fn announce(&self, started: CompressionStarted) {
-        let CompressionStarted { hosts, density, .. } = started;
-        log::info!("from now on {density} of all chunks of gradients are sent to {hosts} hosts");
+        let CompressionStarted { hosts, coding, .. } = started;
+        log::info!("from now on gradients are compressed between {hosts} hosts: {coding}");
         if self.rank == 0 {
             *lock(&self.compression_started) = Some(started);
         }

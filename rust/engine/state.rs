@@ -3,6 +3,7 @@
 
 use super::handle::Engine;
 use crate::codec::Momentum;
+use crate::codec::quantizer::Stepping;
 use crate::cuda::Fault;
 use crate::error::{Error, Result};
 use crate::gradients::BucketState;
@@ -20,7 +21,13 @@ impl Engine {
 
     /// Replaces the state of a bucket by one that was saved.
     pub fn load_bucket(&self, number: u32, state: BucketState, limit: Duration) -> Result<()> {
-        if state.residual.iter().chain(&state.velocity).any(|value| !value.is_finite()) {
+        if state
+            .residual
+            .iter()
+            .chain(&state.velocity)
+            .chain(&state.sizes)
+            .any(|value| !value.is_finite())
+        {
             // It would stay forever, and keep its chunk from ever being sent.
             let what = format!("gflow: the state of bucket {number} has infinity or NaN in it");
             return Err(Error::Operation(what));
@@ -31,6 +38,11 @@ impl Engine {
     /// Takes the momentum over from the optimizer; `None` gives it back.
     pub fn set_momentum(&self, momentum: Option<Momentum>, limit: Duration) -> Result<()> {
         self.with_gradients(limit, |gradients| gradients.set_momentum(momentum))
+    }
+
+    /// What the optimizer does with gradients; `None` if that is not known.
+    pub fn set_stepping(&self, stepping: Option<Stepping>, limit: Duration) -> Result<()> {
+        self.with_gradients(limit, |gradients| gradients.set_stepping(stepping))
     }
 
     /// Whether exchanges can be undone from now on.

@@ -7,12 +7,18 @@ use super::devices::Devices;
 use super::exchanger::Exchanger;
 use super::fused_bucket::Tensor;
 use super::fusion::{Fusion, Progress};
+use super::ring_route::RingRoute;
+use super::two_legs::{LinkRoute, TwoLegs};
 use crate::codec::Momentum;
+use crate::codec::quantizer::Stepping;
 use crate::collective::agreement::AgreedBucket;
 use crate::collective::fabric::Fabric;
+use crate::collective::links::Links;
+use crate::collective::ring::Ring;
 use crate::cuda;
 use crate::observe::gradient_counters::GradientCounters;
-use std::sync::Arc;
+use crate::transport::Watch;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The gradients of one group on one rank: those that are being exchanged, and what is kept of them from
@@ -28,9 +34,18 @@ impl<T> Gradients<T> {
         Gradients { exchanger: Exchanger::new(config, momentum), fusion: Fusion::default() }
     }
 
-    /// Sets the courier; a rank without one carries nothing to other hosts.
-    pub fn set_courier(&mut self, courier: Courier) {
-        self.exchanger.paths.set_courier(courier);
+    /// Sets how parcels go round the ring of hosts, while `watch` is checked. A rank without a ring
+    /// carries nothing to other hosts.
+    pub fn set_ring(&mut self, ring: Arc<Mutex<Ring>>, watch: Box<dyn Watch + Send>) {
+        self.exchanger.paths.set_courier(Courier::new(RingRoute { ring, watch }));
+    }
+
+    /// Sets the links to the carriers of the same shard, over which quantised gradients go.
+    pub fn set_links(&mut self, links: Links, watch: Box<dyn Watch + Send>) -> std::io::Result<()> {
+        let (hosts, host) = (links.hosts(), links.host());
+        let courier = Courier::new(LinkRoute::new(links, watch)?);
+        self.exchanger.paths.set_two_legs(TwoLegs::new(courier, hosts, host));
+        Ok(())
     }
 
     /// Sets the devices that gradients may be on.
@@ -79,6 +94,16 @@ impl<T> Gradients<T> {
         self.exchanger.momentum.map_or(0, |momentum| {
             momentum.factor.to_bits() ^ (u32::from(momentum.nesterov) << (u32::BITS - 1))
         })
+    }
+
+    /// What the optimizer does with gradients, as far as this rank knows.
+    pub fn stepping(&self) -> Option<Stepping> {
+        self.exchanger.stepping
+    }
+
+    /// Sets what the optimizer does with gradients. The ranks agree on it with every bucket.
+    pub fn set_stepping(&mut self, stepping: Option<Stepping>) {
+        self.exchanger.stepping = stepping;
     }
 
     /// Takes over the momentum from the optimizer, or gives it back.

@@ -1,11 +1,15 @@
 //! The state that a rank keeps of one gradient bucket from step to step: the residual (what was not sent
-//! yet), and the velocity if the engine has taken over the momentum. Both cover this rank's shard only,
-//! and hold finite numbers only.
+//! yet), the velocity if the engine has taken over the momentum, and the sizes of its elements if a
+//! quantiser follows them. All cover this rank's shard only, and hold finite numbers only.
 
 use super::config::Treatment;
 use super::state_buffer::{Location, StateBuffer};
 use crate::codec::Momentum;
+use crate::codec::quantizer::rescale_sizes;
 use crate::cuda;
+use crate::simd::half_precision::BF16;
+use crate::simd::number::Stored;
+use std::sync::Arc;
 use std::time::Duration;
 
 #[derive(Debug, Default)]
@@ -16,9 +20,12 @@ pub struct Bucket {
     pub residual: StateBuffer,
     /// Empty until there is momentum.
     pub velocity: StateBuffer,
+    /// How large each element usually is, as bf16; empty until a quantiser needs it. Shared with the
+    /// parcels under way.
+    pub sizes: Arc<Vec<u16>>,
     backup: Backup,
     /// How it was exchanged last, to log changes only.
-    was_compressed: Option<bool>,
+    treated: Option<Treatment>,
 }
 
 /// A bucket's state in host memory, as it is saved and loaded.
@@ -27,6 +34,7 @@ pub struct BucketState {
     pub step: u64,
     pub residual: Vec<f32>,
     pub velocity: Vec<f32>,
+    pub sizes: Vec<f32>,
 }
 
 /// A bucket's buffers, if they are in host memory.
@@ -34,6 +42,8 @@ pub struct HostBuffers<'a> {
     pub residual: &'a mut [f32],
     /// Empty without momentum.
     pub velocity: &'a mut [f32],
+    /// Empty unless a quantiser follows sizes.
+    pub sizes: &'a mut Arc<Vec<u16>>,
 }
 
 /// The state before the exchanges that may have to be undone.
@@ -43,6 +53,7 @@ struct Backup {
     is_valid: bool,
     residual: StateBuffer,
     velocity: StateBuffer,
+    sizes: Arc<Vec<u16>>,
 }
 
 /// The buffers that a bucket needs for its next exchange.
@@ -51,6 +62,8 @@ pub struct Needed<'a> {
     pub elements: usize,
     /// Whether the exchange leaves a residual.
     pub residual: bool,
+    /// Whether the exchange follows the sizes of elements.
+    pub sizes: bool,
     pub momentum: Option<Momentum>,
     pub location: &'a Location,
     /// How long to wait for a device that has the state of this bucket.
@@ -61,19 +74,17 @@ impl Bucket {
     /// Its state in host memory. Waits for the device if the state is there.
     pub fn state(&self, limit: Duration) -> cuda::Result<BucketState> {
         let (residual, velocity) = (self.residual.to_host(limit)?, self.velocity.to_host(limit)?);
-        Ok(BucketState { step: self.step, residual, velocity })
+        let sizes = self.sizes.iter().map(|size| BF16(*size).widen()).collect();
+        Ok(BucketState { step: self.step, residual, velocity, sizes })
     }
 
     /// Logs how it is exchanged, if that has changed.
     pub fn log_treatment(&mut self, number: u32, treatment: Treatment) {
-        let is_compressed = matches!(treatment, Treatment::Compressed { .. });
-        if self.was_compressed.replace(is_compressed) == Some(is_compressed) {
+        if self.treated.replace(treatment).is_some_and(|before| before.is_like(treatment)) {
             return;
         }
         match treatment {
-            Treatment::Compressed { density } => {
-                log::info!("bucket {number} is compressed: {density} of its chunks are sent");
-            }
+            Treatment::Compressed(coding) => log::info!("bucket {number} is compressed: {coding}"),
             Treatment::Exact(why) => log::info!("bucket {number} is exchanged exactly: {why}"),
         }
     }
@@ -87,13 +98,20 @@ impl Bucket {
 
     pub fn as_host_mut(&mut self) -> Option<HostBuffers<'_>> {
         let residual = self.residual.as_host_mut()?;
-        Some(HostBuffers { residual, velocity: self.velocity.as_host_mut()? })
+        Some(HostBuffers {
+            residual,
+            velocity: self.velocity.as_host_mut()?,
+            sizes: &mut self.sizes,
+        })
     }
 
     /// Makes the buffers fit for an exchange. State of another size belongs to another bucket and is
     /// dropped.
     pub fn make_room(&mut self, needed: &Needed) -> cuda::Result<()> {
-        let Needed { elements, residual, momentum, location, limit } = *needed;
+        let Needed { elements, residual, sizes, momentum, location, limit } = *needed;
+        if sizes && self.sizes.len() != elements {
+            self.sizes = Arc::new(vec![0; elements]);
+        }
         if residual {
             self.residual.resize_for(elements, location, limit)?;
         }
@@ -110,6 +128,7 @@ impl Bucket {
         if !self.backup.is_valid {
             self.backup.residual.copy_from(&self.residual)?;
             self.backup.velocity.copy_from(&self.velocity)?;
+            self.backup.sizes = self.sizes.clone();
             self.backup.is_valid = true;
         }
         Ok(())
@@ -120,6 +139,7 @@ impl Bucket {
         if std::mem::take(&mut self.backup.is_valid) {
             std::mem::swap(&mut self.residual, &mut self.backup.residual);
             std::mem::swap(&mut self.velocity, &mut self.backup.velocity);
+            std::mem::swap(&mut self.sizes, &mut self.backup.sizes);
         }
     }
 
@@ -136,15 +156,18 @@ impl Bucket {
     /// Multiplies its state: the unit of the gradients has changed by this factor. A scale that grows
     /// without bound must not make anything infinite.
     pub fn rescale(&mut self, factor: f32) -> cuda::Result<()> {
+        let sizes: &mut Vec<u16> = Arc::make_mut(&mut self.sizes);
+        rescale_sizes(sizes, factor);
         self.residual.rescale(factor)?;
         self.velocity.rescale(factor)
     }
 }
 
 impl From<BucketState> for Bucket {
-    fn from(BucketState { step, residual, velocity }: BucketState) -> Bucket {
+    fn from(BucketState { step, residual, velocity, sizes }: BucketState) -> Bucket {
         let (residual, velocity) = (StateBuffer::Host(residual), StateBuffer::Host(velocity));
-        Bucket { step, residual, velocity, ..Bucket::default() }
+        let sizes = Arc::new(sizes.into_iter().map(|size| BF16::narrow(size).0).collect());
+        Bucket { step, residual, velocity, sizes, ..Bucket::default() }
     }
 }
 
@@ -157,7 +180,8 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(1);
 
     fn bucket(value: f32) -> Bucket {
-        Bucket::from(BucketState { step: 0, residual: vec![value; 3], velocity: vec![-value; 3] })
+        let (residual, velocity) = (vec![value; 3], vec![-value; 3]);
+        Bucket::from(BucketState { step: 0, residual, velocity, sizes: Vec::new() })
     }
 
     fn fill(bucket: &mut Bucket, value: f32) {
@@ -194,7 +218,7 @@ mod tests {
         let mut bucket = Bucket::default();
         let make_room = |bucket: &mut Bucket, residual, momentum| {
             let (location, limit) = (&Location::Host, LIMIT);
-            let needed = Needed { elements: 3, residual, momentum, location, limit };
+            let needed = Needed { elements: 3, residual, sizes: false, momentum, location, limit };
             bucket.make_room(&needed).unwrap();
         };
         make_room(&mut bucket, false, None);

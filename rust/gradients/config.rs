@@ -1,7 +1,8 @@
 //! How the user wants gradients to be compressed between hosts. It is the same on every rank of a group
 //! and never changes, so all ranks draw the same conclusions from it.
 
-use crate::codec::{Momentum, Schedule, Wire};
+use crate::codec::quantizer::{Levels, Quantizer, Stepping};
+use crate::codec::{Coding, Momentum, Schedule, Wire};
 use crate::simd::element::Element;
 use std::fmt;
 
@@ -12,11 +13,44 @@ const STEPS_UNTIL_STABLE: u64 = 2;
 /// A velocity that is cleared this rarely loses a twentieth of the momentum's effect.
 const BUILD_UPS_UNTIL_OLD: f64 = 16.0;
 
+/// What the user wants gradients to be sent as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// Exactly.
+    Exact,
+    /// All elements, rounded to this format.
+    Rounded(Wire),
+    /// All elements, with a few levels.
+    Quantized(Levels),
+    /// The most important chunks, after GradientFlow; the others wait.
+    Chunks,
+}
+
+impl Method {
+    /// The method with this name in the options.
+    pub fn from_name(name: &str) -> Option<Method> {
+        match name {
+            "exact" => Some(Method::Exact),
+            "chunks" => Some(Method::Chunks),
+            _ => {
+                let rounded = Wire::from_name(name).map(|wire| match wire {
+                    Wire::F32 => Method::Exact,
+                    _ => Method::Rounded(wire),
+                });
+                rounded.or_else(|| Levels::from_name(name).map(Method::Quantized))
+            }
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 pub struct CompressionConfig {
+    pub method: Method,
+    /// Its density is that of [`Method::Chunks`].
     pub schedule: Schedule,
     /// Elements in a chunk.
     pub chunk: usize,
+    /// The format of chunks.
     pub wire: Wire,
     /// Gradients of this many bytes go into one exchange; 0 fuses nothing.
     pub fusion_bytes: usize,
@@ -25,11 +59,21 @@ pub struct CompressionConfig {
 /// How a bucket is exchanged in one step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Treatment {
-    /// This fraction of its chunks is sent, rounded to the type of the wire.
-    Compressed {
-        density: f64,
-    },
+    Compressed(Coding),
     Exact(WhyExact),
+}
+
+impl Treatment {
+    /// Whether it differs from another in nothing but the density.
+    pub fn is_like(self, other: Treatment) -> bool {
+        match (self, other) {
+            (
+                Treatment::Compressed(Coding::Chunks { .. }),
+                Treatment::Compressed(Coding::Chunks { .. }),
+            ) => true,
+            (one, other) => one == other,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +84,8 @@ pub enum WhyExact {
     ElementType,
     /// The schedule begins with exact steps.
     WarmUp,
+    /// The user wants it.
+    Method,
 }
 
 impl fmt::Display for WhyExact {
@@ -48,6 +94,7 @@ impl fmt::Display for WhyExact {
             WhyExact::Off => "compression is off",
             WhyExact::ElementType => "its element type is never compressed",
             WhyExact::WarmUp => "it is warming up",
+            WhyExact::Method => "the method is exact",
         })
     }
 }
@@ -56,23 +103,43 @@ impl fmt::Display for WhyExact {
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompressionStarted {
     pub hosts: usize,
-    /// The fraction of chunks that is sent, after the ramp.
-    pub density: f64,
+    /// What they are sent as, after the ramp.
+    pub coding: Coding,
+    /// Steps until then.
     pub ramp_steps: u64,
-    pub wire: Wire,
     /// Bytes of the gradients for each byte that is sent, after the ramp.
     pub ratio: f64,
 }
 
 impl CompressionConfig {
-    /// How a bucket of this type is exchanged in this step.
-    pub fn treatment(&self, step: u64, element: Element) -> Treatment {
+    /// How a bucket of this type is exchanged in this step, for an optimizer that does this with it.
+    pub fn treatment(&self, step: u64, element: Element, stepping: Option<Stepping>) -> Treatment {
         if !can_be_compressed(element) {
             return Treatment::Exact(WhyExact::ElementType);
         }
-        match self.schedule.density_at(step).filter(|_| step >= STEPS_UNTIL_STABLE) {
-            Some(density) => Treatment::Compressed { density },
-            None => Treatment::Exact(WhyExact::WarmUp),
+        let density = self.schedule.density_at(step).filter(|_| step >= STEPS_UNTIL_STABLE);
+        let Some(density) = density else { return Treatment::Exact(WhyExact::WarmUp) };
+        match self.method {
+            Method::Exact => Treatment::Exact(WhyExact::Method),
+            Method::Chunks => Treatment::Compressed(Coding::Chunks { density, wire: self.wire }),
+            Method::Rounded(wire) => Treatment::Compressed(Coding::Chunks { density: 1.0, wire }),
+            Method::Quantized(levels) => {
+                Treatment::Compressed(Coding::Quantized(quantizer(levels, stepping)))
+            }
+        }
+    }
+
+    /// Whether some bucket may be quantised, so that carriers need links to all other hosts.
+    pub fn may_quantize(&self) -> bool {
+        matches!(self.method, Method::Quantized(_))
+    }
+
+    /// Whether sizes of elements may be needed at a later step, and so have to be followed in exact
+    /// steps too.
+    pub fn follows_sizes(&self) -> bool {
+        match self.method {
+            Method::Quantized(levels) => quantizer(levels, None).uses_sizes,
+            _ => false,
         }
     }
 
@@ -86,10 +153,24 @@ impl CompressionConfig {
     }
 
     /// The notice for gradients of this type.
-    pub fn started(&self, hosts: usize, element: Element) -> CompressionStarted {
+    pub fn started(&self, hosts: usize, element: Element, now: Coding) -> CompressionStarted {
         let Schedule { density, ramp_steps, .. } = self.schedule;
-        let ratio = element.bytes() as f64 / (density * self.wire.element_bytes() as f64);
-        CompressionStarted { hosts, density, ramp_steps, wire: self.wire, ratio }
+        let (coding, ramp_steps) = match (self.method, now) {
+            (Method::Chunks, Coding::Chunks { wire, .. }) => {
+                (Coding::Chunks { density, wire }, ramp_steps)
+            }
+            _ => (now, 0),
+        };
+        let ratio = 8.0 * element.bytes() as f64 / coding.bits_per_element();
+        CompressionStarted { hosts, coding, ramp_steps, ratio }
+    }
+}
+
+/// The quantiser for an optimizer, if that is known. Three levels need to know it.
+fn quantizer(levels: Levels, stepping: Option<Stepping>) -> Quantizer {
+    match stepping {
+        Some(stepping) => Quantizer::new(levels, stepping),
+        None => Quantizer::new(levels.min(Levels::Quinary), Stepping::Proportional),
     }
 }
 
@@ -105,7 +186,8 @@ mod tests {
     #[test]
     fn a_velocity_is_cleared_only_where_it_is_much_older_than_it_takes_to_build_up() {
         let schedule = Schedule { density: 0.1, warmup_steps: 2, ramp_steps: 0 };
-        let config = CompressionConfig { schedule, chunk: 1, wire: Wire::F16, fusion_bytes: 0 };
+        let (method, wire) = (Method::Chunks, Wire::F16);
+        let config = CompressionConfig { method, schedule, chunk: 1, wire, fusion_bytes: 0 };
         let clears = |density: f64, factor: f32| {
             config.clears_velocity(density, Momentum { factor, nesterov: false })
         };

@@ -12,7 +12,7 @@ use super::failure::ExchangeFailure;
 use super::fused_bucket::{FusedBucket, Tensor};
 use super::shard::Shard;
 use super::state_buffer::{Location, StateBuffer};
-use crate::codec::{Momentum, chunks_to_send};
+use crate::codec::{Coding, Momentum, chunks_to_send};
 use crate::collective::fabric::Fabric;
 use crate::collective::hierarchical;
 use crate::collective::info::CollectiveInfo;
@@ -136,6 +136,7 @@ impl DevicePath {
             let needed = Needed {
                 elements: shard.elements(),
                 residual: true,
+                sizes: false,
                 momentum: plan.momentum,
                 location: &location,
                 limit,
@@ -240,6 +241,17 @@ impl ExchangePath for DevicePath {
         self.within(context, tensor, |exchange, on_poll| exchange.all_gather(on_poll))
     }
 
+    fn follow_sizes(
+        &mut self,
+        _shard: Span,
+        _element: Element,
+        _bucket: &mut Bucket,
+        _step: u64,
+    ) -> Result<(), ExchangeFailure> {
+        // Nothing is quantised on a device.
+        Ok(())
+    }
+
     fn dispatch(
         &mut self,
         context: &mut ExchangeContext,
@@ -248,6 +260,9 @@ impl ExchangePath for DevicePath {
     ) -> Result<(), ExchangeFailure> {
         let Some(first) = buckets.first().map(|bucket| bucket.tensor.info.clone()) else {
             return Ok(());
+        };
+        let Coding::Chunks { wire, .. } = plan.coding else {
+            return Err(Failure::Broken("gradients on a device are not quantised".into()).into());
         };
         let communicators = self.communicators(context.fabric, &first, context.deadline)?;
         let Some(across) = &communicators.across else { return Ok(()) };
@@ -260,14 +275,14 @@ impl ExchangePath for DevicePath {
             communicator: across,
             hosts,
             is_first_host: topology.host() == 0,
-            wire: plan.config.wire,
+            wire,
             momentum: plan.momentum,
         };
         let (mut numbers, mut shards) = (Vec::new(), Vec::new());
         for fused in buckets.iter() {
             if let Some(shard) = &fused.shard {
                 let bucket = store.get(fused.agreed.number).ok_or_else(not_on_device)?;
-                shards.push(device_shard(shard, fused.density, bucket, plan)?);
+                shards.push(device_shard(shard, fused.coding.density(), bucket, plan)?);
                 numbers.push(fused.agreed.number);
             }
         }
@@ -281,7 +296,7 @@ impl ExchangePath for DevicePath {
         outcome?;
         for (shard, sent) in buckets.iter_mut().filter_map(|fused| fused.shard.as_mut()).zip(sent) {
             shard.sent_elements = sent;
-            let bytes = sent * plan.config.wire.element_bytes();
+            let bytes = sent * wire.element_bytes();
             self.sent += ring_bytes(hosts, bytes);
             counters.add_norm_bytes(ring_bytes(hosts, 4 * shard.grid.chunks()));
         }
@@ -334,7 +349,7 @@ fn device_shard<'a>(
     bucket: &'a Bucket,
     plan: ExchangePlan,
 ) -> Result<DeviceShard<'a>, ExchangeFailure> {
-    let ExchangePlan { config, momentum } = plan;
+    let ExchangePlan { config, momentum, .. } = plan;
     Ok(DeviceShard {
         gradient: device_slice(shard.span, shard.element),
         grid: shard.grid,

@@ -4,12 +4,13 @@
 //! A path carries out single stages. Which buckets go together and when is decided in [`super::fusion`],
 //! and the order of the stages in [`super::exchanger`], alike for all paths.
 
+use super::bucket::Bucket;
 use super::config::CompressionConfig;
 use super::failure::ExchangeFailure;
 use super::fused_bucket::{FusedBucket, Tensor};
 use super::state_buffer::{Location, StateBuffer};
 use super::store::BucketStore;
-use crate::codec::Momentum;
+use crate::codec::{Coding, Momentum};
 use crate::collective::fabric::Fabric;
 use crate::collective::span::Span;
 use crate::observe::gradient_counters::GradientCounters;
@@ -37,6 +38,8 @@ impl ExchangeContext<'_> {
 pub struct ExchangePlan<'a> {
     pub config: &'a CompressionConfig,
     pub momentum: Option<Momentum>,
+    /// What all of them are sent as.
+    pub coding: Coding,
 }
 
 pub trait ExchangePath {
@@ -73,7 +76,16 @@ pub trait ExchangePath {
         tensor: &Tensor,
     ) -> Result<(), ExchangeFailure>;
 
-    /// Selects chunks of some buckets and sends them off.
+    /// Updates the sizes of a shard's elements from what was delivered at this step.
+    fn follow_sizes(
+        &mut self,
+        shard: Span,
+        element: Element,
+        bucket: &mut Bucket,
+        step: u64,
+    ) -> Result<(), ExchangeFailure>;
+
+    /// Encodes some buckets and sends off what is sent of them.
     fn dispatch(
         &mut self,
         context: &mut ExchangeContext,

@@ -11,7 +11,8 @@ use super::fused_bucket::{FusedBucket, Tensor};
 use super::paths::Paths;
 use super::shard::Shard;
 use super::store::BucketStore;
-use crate::codec::Momentum;
+use crate::codec::quantizer::Stepping;
+use crate::codec::{Coding, Momentum};
 use crate::collective::agreement::AgreedBucket;
 use crate::collective::fabric::Fabric;
 use crate::collective::hierarchical;
@@ -24,6 +25,8 @@ pub struct Exchanger {
     /// `None`: every gradient is exchanged exactly.
     config: Option<CompressionConfig>,
     pub momentum: Option<Momentum>,
+    /// What the optimizer does with gradients, as far as this rank knows.
+    pub stepping: Option<Stepping>,
     pub store: BucketStore,
     pub paths: Paths,
     pub counters: Arc<GradientCounters>,
@@ -34,6 +37,7 @@ impl Exchanger {
         Exchanger {
             config,
             momentum,
+            stepping: None,
             store: BucketStore::default(),
             paths: Paths::default(),
             counters: Arc::default(),
@@ -48,7 +52,7 @@ impl Exchanger {
     /// Decides how a bucket is exchanged in this step, and logs where that is new.
     pub fn decide_treatment(&mut self, bucket: &AgreedBucket, element: Element) -> Treatment {
         let treatment = match &self.config {
-            Some(config) => config.treatment(bucket.step, element),
+            Some(config) => config.treatment(bucket.step, element, bucket.stepping),
             None => Treatment::Exact(WhyExact::Off),
         };
         self.store.entry(bucket.number).log_treatment(bucket.number, treatment);
@@ -60,8 +64,9 @@ impl Exchanger {
         &self,
         hosts: usize,
         element: Element,
+        coding: Coding,
     ) -> Option<CompressionStarted> {
-        self.config.as_ref().map(|config| config.started(hosts, element))
+        self.config.as_ref().map(|config| config.started(hosts, element, coding))
     }
 
     /// Exchanges a bucket exactly. The step still counts, and if the engine has taken over the momentum,
@@ -76,6 +81,7 @@ impl Exchanger {
         let momentum = self.momentum.filter(|_| can_be_compressed(tensor.element));
         let shard = hierarchical::own_shard(fabric.topology(), tensor.span);
         let rank = fabric.rank();
+        let follows_sizes = self.config.as_ref().is_some_and(CompressionConfig::follows_sizes);
         let (path, mut context) = self.path_for(fabric, tensor.device_slot(), deadline)?;
         context.store.entry(bucket.number).step = bucket.step + 1;
         path.reduce_within(&mut context, tensor)?;
@@ -83,6 +89,7 @@ impl Exchanger {
             let needed = Needed {
                 elements: shard.bytes / tensor.element.bytes(),
                 residual: false,
+                sizes: false,
                 momentum: Some(momentum),
                 location: &path.location(),
                 limit: context.time_left(),
@@ -95,6 +102,20 @@ impl Exchanger {
             path.add_velocity(shard, tensor.element, &mut kept.velocity, momentum)?;
         }
         let sent = path.reduce_across(&mut context, tensor)?;
+        if let Some(shard) = shard.filter(|_| follows_sizes && can_be_compressed(tensor.element)) {
+            let needed = Needed {
+                elements: shard.bytes / tensor.element.bytes(),
+                residual: false,
+                sizes: true,
+                momentum,
+                location: &path.location(),
+                limit: context.time_left(),
+            };
+            let kept = context.store.entry(bucket.number);
+            kept.make_room(&needed)
+                .map_err(|fault| ExchangeFailure::Device { rank, reason: fault.0 })?;
+            path.follow_sizes(shard, tensor.element, kept, bucket.step)?;
+        }
         path.distribute_within(&mut context, tensor)?;
         self.counters.record(BucketExchange {
             bucket: bucket.number,
@@ -113,7 +134,7 @@ impl Exchanger {
         &mut self,
         fabric: &mut Fabric,
         agreed: AgreedBucket,
-        density: f64,
+        coding: Coding,
         tensor: Tensor,
         deadline: Instant,
     ) -> Result<FusedBucket, ExchangeFailure> {
@@ -123,7 +144,7 @@ impl Exchanger {
         let chunk = self.config.as_ref().map_or(1, |config| config.chunk);
         let shard = hierarchical::own_shard(fabric.topology(), tensor.span)
             .map(|span| Shard::new(span, tensor.element, chunk));
-        Ok(FusedBucket { agreed, density, tensor, shard })
+        Ok(FusedBucket { agreed, coding, tensor, shard })
     }
 
     /// Sends off the selected chunks of some buckets. Returns whether they can be completed at once.
@@ -133,9 +154,9 @@ impl Exchanger {
         buckets: &mut [FusedBucket],
         deadline: Instant,
     ) -> Result<bool, ExchangeFailure> {
-        let Some(config) = self.config else { return Ok(true) };
-        let plan = ExchangePlan { config: &config, momentum: self.momentum };
-        let device_slot = buckets.first().map_or(0, |bucket| bucket.tensor.device_slot());
+        let (Some(config), Some(first)) = (self.config, buckets.first()) else { return Ok(true) };
+        let (coding, device_slot) = (first.coding, first.tensor.device_slot());
+        let plan = ExchangePlan { config: &config, momentum: self.momentum, coding };
         let (path, mut context) = self.path_for(fabric, device_slot, deadline)?;
         path.dispatch(&mut context, buckets, plan)?;
         Ok(path.is_done_when_dispatched())
@@ -148,9 +169,9 @@ impl Exchanger {
         buckets: &mut [FusedBucket],
         deadline: Instant,
     ) -> Result<(), ExchangeFailure> {
-        let Some(config) = self.config else { return Ok(()) };
-        let plan = ExchangePlan { config: &config, momentum: self.momentum };
-        let device_slot = buckets.first().map_or(0, |bucket| bucket.tensor.device_slot());
+        let (Some(config), Some(first)) = (self.config, buckets.first()) else { return Ok(()) };
+        let (coding, device_slot) = (first.coding, first.tensor.device_slot());
+        let plan = ExchangePlan { config: &config, momentum: self.momentum, coding };
         let (path, mut context) = self.path_for(fabric, device_slot, deadline)?;
         let sent = path.receive(&mut context, buckets, plan)?;
         count(context.counters, buckets, sent);
@@ -189,7 +210,7 @@ fn count(counters: &GradientCounters, buckets: &[FusedBucket], sent: u64) {
             gradient_bytes: bucket.tensor.span.bytes as u64,
             carried_bytes: shard.map_or(0, |shard| shard.bytes() as u64),
             wire_bytes: (sent * elements(bucket)).checked_div(all).unwrap_or(0),
-            density: bucket.density,
+            density: bucket.coding.density(),
             residual_ratio: has_norms.then(|| norms.residual_ratio()),
         });
     }

@@ -2,6 +2,7 @@
 //! and the shard of it that this rank carries.
 
 use super::shard::Shard;
+use crate::codec::Coding;
 use crate::collective::agreement::AgreedBucket;
 use crate::collective::info::CollectiveInfo;
 use crate::collective::span::Span;
@@ -11,8 +12,8 @@ use std::sync::Arc;
 
 pub struct FusedBucket {
     pub agreed: AgreedBucket,
-    /// The fraction of its chunks that is sent in this step.
-    pub density: f64,
+    /// What it is sent as in this step.
+    pub coding: Coding,
     pub tensor: Tensor,
     /// The shard that this rank carries to the other hosts, if it carries one.
     pub shard: Option<Shard>,

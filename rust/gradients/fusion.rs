@@ -11,6 +11,7 @@ use super::config::{CompressionStarted, Treatment};
 use super::exchanger::Exchanger;
 use super::failure::ExchangeFailure;
 use super::fused_bucket::{FusedBucket, Tensor};
+use crate::codec::Coding;
 use crate::collective::agreement::AgreedBucket;
 use crate::collective::fabric::Fabric;
 use crate::collective::info::CollectiveInfo;
@@ -62,9 +63,15 @@ impl<T> Batch<T> {
         self.buckets.iter().map(|bucket| bucket.tensor.span.bytes).sum()
     }
 
-    /// Whether a tensor in this device slot can be exchanged with these: then all take the same path.
-    fn can_take(&self, device_slot: u32) -> bool {
-        self.buckets.first().is_none_or(|bucket| bucket.tensor.device_slot() == device_slot)
+    /// Whether a tensor can be exchanged with these: then all take the same path, and are sent alike.
+    fn can_take(&self, tensor: &Tensor, coding: Coding) -> bool {
+        self.buckets.first().is_none_or(|first| {
+            let is_alike = match (first.coding, coding) {
+                (Coding::Chunks { wire, .. }, Coding::Chunks { wire: other, .. }) => wire == other,
+                (one, other) => one == other,
+            };
+            is_alike && first.tensor.device_slot() == tensor.device_slot()
+        })
     }
 
     fn completed(self) -> impl Iterator<Item = Completed<T>> {
@@ -137,21 +144,22 @@ impl<T> Fusion<T> {
         let info = tensor.info.clone();
         let failed = |failure| Failed { info: info.clone(), failure };
         let deadline = Instant::now() + info.call.timeout;
-        let Treatment::Compressed { density } = exchanger.decide_treatment(&bucket, tensor.element)
+        let Treatment::Compressed(coding) = exchanger.decide_treatment(&bucket, tensor.element)
         else {
             self.complete_all(exchanger, fabric)?;
             exchanger.exchange_exactly(fabric, &bucket, &tensor, deadline).map_err(failed)?;
             self.completed.push(Completed { info, ticket });
             return Ok(());
         };
-        if !bucket.on_all_ranks || !self.held.can_take(tensor.device_slot()) {
+        if !bucket.on_all_ranks || !self.held.can_take(&tensor, coding) {
             self.complete_all(exchanger, fabric)?;
         }
         let element = tensor.element;
-        let fused = exchanger.begin(fabric, bucket, density, tensor, deadline).map_err(failed)?;
+        let fused = exchanger.begin(fabric, bucket, coding, tensor, deadline).map_err(failed)?;
         if !self.has_compressed {
             self.has_compressed = true;
-            self.started = exchanger.compression_started(fabric.topology().hosts(), element);
+            let hosts = fabric.topology().hosts();
+            self.started = exchanger.compression_started(hosts, element, coding);
         }
         self.held.push(fused, ticket);
         if !bucket.on_all_ranks {

@@ -1,5 +1,6 @@
-//! The path through host memory: the worker accumulates, selects and packs, and a courier takes the
-//! parcels round the ring between hosts while the worker does the next exchange.
+//! The path through host memory. Of chunks, the worker accumulates, selects and packs, and a courier takes
+//! the parcels round the ring between hosts while the worker does the next exchange. Quantised gradients
+//! take two legs: see [`super::two_legs`].
 
 use super::bucket::{Bucket, HostBuffers, Needed};
 use super::courier::{Courier, Delivery};
@@ -7,22 +8,28 @@ use super::exchange_path::{ExchangeContext, ExchangePath, ExchangePlan};
 use super::failure::ExchangeFailure;
 use super::fused_bucket::{FusedBucket, Placement, Tensor};
 use super::norms;
+use super::parcel::Parcel;
 use super::parcel_pool::ParcelPool;
 use super::shard::Shard;
 use super::state_buffer::{Location, StateBuffer};
-use crate::codec::{Gradient, Momentum, add_velocity};
+use super::two_legs::{QuantizedShard, TwoLegs};
+use crate::codec::quantizer::{Quantizer, follow};
+use crate::codec::{Coding, Gradient, Momentum, Wire, add_velocity};
 use crate::collective::hierarchical;
 use crate::collective::span::Span;
 use crate::observe::gradient_counters::Stage;
 use crate::simd::element::Element;
 use crate::simd::reducer::Reducer;
 use crate::transport::Failure;
+use std::sync::Arc;
 use std::time::Instant;
 
 #[derive(Default)]
 pub struct HostPath {
     /// A rank without one carries nothing.
-    pub courier: Option<Courier>,
+    pub courier: Option<Courier<Parcel>>,
+    /// For quantised gradients; a rank without it carries none.
+    pub two_legs: Option<TwoLegs>,
     pool: ParcelPool,
     /// Holds a copy of a chunk while it changes.
     scratch: Vec<f32>,
@@ -40,7 +47,7 @@ fn carried_shards(buckets: &mut [FusedBucket]) -> Vec<CarriedShard<'_>> {
     let buckets = buckets.iter_mut().enumerate();
     buckets
         .filter_map(|(index, fused)| {
-            let (number, density) = (fused.agreed.number, fused.density);
+            let (number, density) = (fused.agreed.number, fused.coding.density());
             fused.shard.as_mut().map(|shard| CarriedShard { index, number, density, shard })
         })
         .collect()
@@ -112,14 +119,33 @@ impl ExchangePath for HostPath {
         buckets: &mut [FusedBucket],
         plan: ExchangePlan,
     ) -> Result<(), ExchangeFailure> {
-        if self.courier.is_none() {
-            return Ok(());
-        }
         let seq = buckets[0].tensor.info.seq;
         let mut shards = carried_shards(buckets);
-        self.accumulate(context, &mut shards, plan.momentum)?;
-        select(context, &mut shards, seq, plan)?;
-        self.pack(context, &shards, plan)
+        match plan.coding {
+            Coding::Quantized(quantizer) => self.quantize(context, &mut shards, plan, quantizer),
+            Coding::Chunks { .. } if self.courier.is_none() => Ok(()),
+            Coding::Chunks { wire, .. } => {
+                self.accumulate(context, &mut shards, plan.momentum)?;
+                select(context, &mut shards, seq, wire)?;
+                self.pack(context, &shards, plan, wire)
+            }
+        }
+    }
+
+    fn follow_sizes(
+        &mut self,
+        mut shard: Span,
+        element: Element,
+        bucket: &mut Bucket,
+        step: u64,
+    ) -> Result<(), ExchangeFailure> {
+        // SAFETY: until it is handed out, only this rank uses the shard.
+        let gradient = Gradient::from_bytes(unsafe { shard.as_mut_slice() }, element);
+        if let (Some(mut gradient), Some(state)) = (gradient, bucket.as_host_mut()) {
+            let sizes: &mut Vec<u16> = Arc::make_mut(state.sizes);
+            follow(sizes, &mut gradient, step);
+        }
+        Ok(())
     }
 
     fn is_done_when_dispatched(&self) -> bool {
@@ -132,13 +158,17 @@ impl ExchangePath for HostPath {
         buckets: &mut [FusedBucket],
         plan: ExchangePlan,
     ) -> Result<u64, ExchangeFailure> {
+        let wire = match plan.coding {
+            Coding::Quantized(_) => return self.receive_quantized(context, buckets),
+            Coding::Chunks { wire, .. } => wire,
+        };
         let HostPath { courier: Some(courier), pool, .. } = self else { return Ok(0) };
         let ExchangeContext { fabric, store, counters, .. } = context;
         let is_first_host = fabric.topology().host() == 0;
         let mut total_sent = 0;
         loop {
             let delivery = counters.time(Stage::Wait, || courier.receive(|| fabric.check()))?;
-            let Delivery { mut parcel, outcome, seconds, sent } = delivery;
+            let Delivery { mut parcel, outcome, seconds, sent, .. } = delivery;
             counters.add_seconds(Stage::Wire, seconds);
             total_sent += sent;
             outcome?;
@@ -147,7 +177,7 @@ impl ExchangePath for HostPath {
                     let bucket = &mut buckets[chunk.bucket];
                     let Some(shard) = &mut bucket.shard else { continue };
                     let state = state_on_host(store.entry(bucket.agreed.number))?;
-                    shard.unpack(state, plan.config.wire, &chunk, &mut parcel, is_first_host);
+                    shard.unpack(state, wire, &chunk, &mut parcel, is_first_host);
                 }
                 Ok(())
             })?;
@@ -181,6 +211,7 @@ impl HostPath {
                 let needed = Needed {
                     elements: shard.elements(),
                     residual: true,
+                    sizes: false,
                     momentum,
                     location: &Location::Host,
                     limit,
@@ -192,29 +223,115 @@ impl HostPath {
         })
     }
 
+    /// Encodes shards, and sends the parcels off as they are full.
+    fn quantize(
+        &mut self,
+        context: &mut ExchangeContext,
+        shards: &mut [CarriedShard],
+        plan: ExchangePlan,
+        quantizer: Quantizer,
+    ) -> Result<(), ExchangeFailure> {
+        let HostPath { two_legs: Some(two_legs), .. } = self else { return Ok(()) };
+        let (limit, can_undo) = (context.time_left(), context.store.can_undo());
+        let ExchangeContext { store, counters, deadline, .. } = context;
+        let mut sending = two_legs.start(quantizer, *deadline);
+        counters.time(Stage::Pack, || {
+            for CarriedShard { index, number, shard, .. } in shards.iter_mut() {
+                let bucket = store.entry(*number);
+                if can_undo {
+                    bucket.back_up().map_err(moved_from_device)?;
+                }
+                let needed = Needed {
+                    elements: shard.elements(),
+                    residual: true,
+                    sizes: quantizer.uses_sizes,
+                    momentum: plan.momentum,
+                    location: &Location::Host,
+                    limit,
+                };
+                bucket.make_room(&needed).map_err(moved_from_device)?;
+                if let Some(momentum) = plan.momentum {
+                    let velocity = state_on_host(bucket)?.velocity;
+                    add_velocity(&mut shard.whole_gradient(), velocity, momentum);
+                }
+                shard.sent_elements = shard.elements();
+                let mut quantized = quantized_shard(*index, shard, bucket, &quantizer)?;
+                shard.exchange_norms = sending.add(&mut quantized)?;
+            }
+            Ok(sending.finish()?)
+        })
+    }
+
+    /// Decodes the sums of the oldest exchange of quantised buckets.
+    fn receive_quantized(
+        &mut self,
+        context: &mut ExchangeContext,
+        buckets: &mut [FusedBucket],
+    ) -> Result<u64, ExchangeFailure> {
+        let HostPath { two_legs: Some(two_legs), .. } = self else { return Ok(0) };
+        let ExchangeContext { fabric, store, counters, .. } = context;
+        let mut total_sent = 0;
+        loop {
+            let receive = || two_legs.courier.receive(|| fabric.check());
+            let delivery = counters.time(Stage::Wait, receive)?;
+            let Delivery { parcel, outcome, seconds, seconds_summing, sent } = delivery;
+            counters.add_seconds(Stage::Wire, seconds);
+            counters.add_seconds(Stage::Sum, seconds_summing);
+            total_sent += sent;
+            outcome?;
+            let is_last = parcel.is_last;
+            counters.time(Stage::Unpack, || -> Result<(), ExchangeFailure> {
+                for segment in &parcel.segments {
+                    let fused = &mut buckets[segment.bucket];
+                    let Some(shard) = &mut fused.shard else { continue };
+                    let bucket = store.entry(fused.agreed.number);
+                    let mut shard =
+                        quantized_shard(segment.bucket, shard, bucket, &parcel.quantizer)?;
+                    two_legs.deliver(&parcel, segment, &mut shard);
+                }
+                Ok(())
+            })?;
+            two_legs.put_back(parcel);
+            if is_last {
+                break;
+            }
+        }
+        for bucket in buckets {
+            let Coding::Quantized(Quantizer { uses_sizes: true, .. }) = bucket.coding else {
+                continue;
+            };
+            let Some(shard) = &bucket.shard else { continue };
+            let (span, element, step) = (shard.span, shard.element, bucket.agreed.step);
+            let kept = store.entry(bucket.agreed.number);
+            counters.time(Stage::Unpack, || self.follow_sizes(span, element, kept, step))?;
+        }
+        Ok(total_sent)
+    }
+
     /// Packs the selected chunks into parcels, and sends each off when it is full.
     fn pack(
         &mut self,
         context: &mut ExchangeContext,
         shards: &[CarriedShard],
         plan: ExchangePlan,
+        wire: Wire,
     ) -> Result<(), ExchangeFailure> {
         let HostPath { courier: Some(courier), pool, .. } = self else { return Ok(()) };
         let ExchangeContext { store, counters, deadline, .. } = context;
-        let ExchangePlan { config, momentum } = plan;
+        let ExchangePlan { config, momentum, .. } = plan;
         let start = Instant::now();
-        let mut parcel = pool.take(config.wire, *deadline);
+        let mut parcel = pool.take(wire, *deadline);
         for CarriedShard { index, number, density, shard } in shards {
             let clears = momentum.is_some_and(|by| config.clears_velocity(*density, by));
             let mut state = state_on_host(store.entry(*number))?;
             for (range, scale) in shard.selected() {
                 if parcel.is_full_for(range.len()) {
-                    let next = pool.take(config.wire, *deadline);
+                    let next = pool.take(wire, *deadline);
                     let full = std::mem::replace(&mut parcel, next);
                     courier.send(full)?;
                 }
                 let (chunk, out) = parcel.add(*index, range, scale);
-                Shard::pack(&mut state, config.wire, &chunk, clears, out);
+                Shard::pack(&mut state, wire, &chunk, clears, out);
             }
         }
         counters.add_seconds(Stage::Pack, start.elapsed().as_secs_f64());
@@ -224,12 +341,29 @@ impl HostPath {
     }
 }
 
+/// A shard of the bucket with this index in the exchange, with what is kept of it.
+fn quantized_shard<'a>(
+    index: usize,
+    shard: &'a mut Shard,
+    bucket: &'a mut Bucket,
+    quantizer: &Quantizer,
+) -> Result<QuantizedShard<'a>, ExchangeFailure> {
+    let state = state_on_host(bucket)?;
+    let sizes = if quantizer.uses_sizes { state.sizes.clone() } else { Arc::default() };
+    Ok(QuantizedShard {
+        bucket: index,
+        gradient: shard.whole_gradient(),
+        residual: state.residual,
+        sizes,
+    })
+}
+
 /// Agrees with the other hosts on the norms, and selects the chunks to send.
 fn select(
     context: &mut ExchangeContext,
     shards: &mut [CarriedShard],
     seq: u64,
-    plan: ExchangePlan,
+    wire: Wire,
 ) -> Result<(), ExchangeFailure> {
     let ExchangeContext { fabric, counters, deadline, .. } = context;
     let own: Vec<f32> = shards.iter().flat_map(|one| one.shard.norms.iter().copied()).collect();
@@ -242,7 +376,7 @@ fn select(
         for CarriedShard { density, shard, .. } in shards {
             let (norms, later) = sums.split_at(shard.norms.len());
             shard.norms.copy_from_slice(norms);
-            shard.select(*density, plan.config.wire, &own[..norms.len()]);
+            shard.select(*density, wire, &own[..norms.len()]);
             shard.spread_poison();
             (sums, own) = (later, &own[norms.len()..]);
         }

@@ -41,14 +41,15 @@ mod norms;
 mod parcel;
 mod parcel_pool;
 mod paths;
+mod ring_route;
 mod shard;
 mod state_buffer;
 mod store;
+mod two_legs;
 
 pub use api::Gradients;
 pub use bucket::BucketState;
-pub use config::{CompressionConfig, CompressionStarted};
-pub use courier::Courier;
+pub use config::{CompressionConfig, CompressionStarted, Method};
 pub use devices::{DeviceTicket, Devices, Obstacle};
 pub use failure::ExchangeFailure;
 pub use fused_bucket::{Placement, Tensor};

@@ -6,6 +6,8 @@ use super::devices::Devices;
 use super::exchange_path::ExchangePath;
 use super::failure::ExchangeFailure;
 use super::host_path::HostPath;
+use super::parcel::Parcel;
+use super::two_legs::TwoLegs;
 use crate::transport::Failure;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -20,8 +22,12 @@ pub struct Paths {
 }
 
 impl Paths {
-    pub fn set_courier(&mut self, courier: Courier) {
+    pub fn set_courier(&mut self, courier: Courier<Parcel>) {
         self.host.courier = Some(courier);
+    }
+
+    pub fn set_two_legs(&mut self, two_legs: TwoLegs) {
+        self.host.two_legs = Some(two_legs);
     }
 
     pub fn set_devices(&mut self, devices: Arc<Devices>) {

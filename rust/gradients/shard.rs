@@ -49,6 +49,12 @@ impl Shard {
         self.span.bytes
     }
 
+    /// The gradient itself.
+    pub fn whole_gradient(&mut self) -> Gradient<'_> {
+        let elements = self.elements();
+        self.gradient(0..elements)
+    }
+
     /// Some elements of the gradient itself.
     fn gradient(&mut self, elements: Range<usize>) -> Gradient<'_> {
         let each = self.element.bytes();
@@ -67,9 +73,9 @@ impl Shard {
         momentum: Option<Momentum>,
         scratch: &mut Vec<f32>,
     ) {
-        let (chunk, elements) = (self.grid.chunk_len, self.elements());
+        let chunk = self.grid.chunk_len;
         let slice = ShardSlice {
-            gradient: self.gradient(0..elements),
+            gradient: self.whole_gradient(),
             residual: state.residual,
             velocity: momentum.map(|momentum| (state.velocity, momentum)),
             chunk,

@@ -21,6 +21,8 @@ pub enum Stage {
     Pack,
     /// Going round the ring; overlaps with the other stages.
     Wire,
+    /// Adding up what other hosts sent of quantised gradients; a part of `Wire`.
+    Sum,
     /// Waiting for the ring with nothing else to do.
     Wait,
     /// Writing the sums into the gradients.
@@ -28,13 +30,14 @@ pub enum Stage {
 }
 
 impl Stage {
-    pub const ALL: [Stage; 8] = [
+    pub const ALL: [Stage; 9] = [
         Stage::Agree,
         Stage::WithinHost,
         Stage::Accumulate,
         Stage::Norms,
         Stage::Pack,
         Stage::Wire,
+        Stage::Sum,
         Stage::Wait,
         Stage::Unpack,
     ];
@@ -48,6 +51,7 @@ impl Stage {
             Stage::Norms => "norms",
             Stage::Pack => "pack",
             Stage::Wire => "wire",
+            Stage::Sum => "sum",
             Stage::Wait => "wait",
             Stage::Unpack => "unpack",
         }

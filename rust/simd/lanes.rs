@@ -93,7 +93,12 @@ impl Lanes for Avx512 {
 pub fn sum_lanes<N: Float>(numbers: N) -> f32 {
     const { assert!(size_of::<N>() == size_of::<[f32; LANES]>()) }
     // SAFETY: registers of 32 floats and an array of 32 have the same bits.
-    let mut lanes = unsafe { std::mem::transmute_copy::<N, [f32; LANES]>(&numbers) };
+    sum_array(unsafe { std::mem::transmute_copy::<N, [f32; LANES]>(&numbers) })
+}
+
+/// The same for numbers that are not in registers yet.
+#[inline(always)]
+pub fn sum_array(mut lanes: [f32; LANES]) -> f32 {
     let mut count = LANES;
     while count > 1 {
         count /= 2;

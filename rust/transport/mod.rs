@@ -15,5 +15,5 @@ mod slow_wait;
 pub mod socket;
 pub mod tcp;
 
-pub use peers::{Failure, Peers, Watch, loss_reason};
+pub use peers::{Failure, Peers, Watch, loss_reason, reason_of_loss};
 pub use slow_wait::named_ranks;

@@ -58,6 +58,28 @@ pub trait Peers: Watch + Send {
     fn say_goodbye(&mut self, goodbye: Goodbye);
 }
 
+/// How long to wait until the watch knows why a connection broke.
+const REASON_LIMIT: Duration = Duration::from_millis(100);
+const REASON_PAUSE: Duration = Duration::from_millis(2);
+
+/// A broken connection says little: a neighbour that leaves because of a third rank closes it as
+/// well. The watch knows the reason, as soon as that has arrived; otherwise it is `failure`.
+pub fn reason_of_loss(failure: Failure, watch: &mut dyn Watch) -> Failure {
+    if !matches!(failure, Failure::Lost { .. }) {
+        return failure;
+    }
+    let limit = Instant::now() + REASON_LIMIT;
+    loop {
+        if let Err(reason) = watch.check() {
+            return reason;
+        }
+        if Instant::now() >= limit {
+            return failure;
+        }
+        std::thread::sleep(REASON_PAUSE);
+    }
+}
+
 /// The reason for which a peer is lost when its connection fails with `error`.
 pub fn loss_reason(error: &std::io::Error) -> String {
     match error.kind() {

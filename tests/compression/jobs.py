@@ -36,6 +36,7 @@ class Chosen:
     def __call__(self) -> gflow.Options:
         usual: dict[str, Any] = {
             "compress": "on",
+            "method": "chunks",
             "warmup_steps": WARMUP,
             "ramp_steps": 0,
             "density": DENSITY,

@@ -5,13 +5,9 @@
 
 use super::tape::{OnArrival, Tape};
 use crate::collective::partition::ALIGNMENT;
+use crate::collective::stream::{Stream, read_now, write_now};
 use rustix::event::{PollFd, PollFlags};
-use std::io::{ErrorKind, Read, Result, Write};
-use std::os::fd::AsFd;
-
-/// A non-blocking byte stream, such as a non-blocking `TcpStream`.
-pub trait Stream: Read + Write + AsFd + Send {}
-impl<T: Read + Write + AsFd + Send> Stream for T {}
+use std::io::Result;
 
 /// Size of the buffer between socket and sum: small enough to stay in the cache of the core, large
 /// enough for few system calls.
@@ -83,7 +79,7 @@ impl RingChannel {
                 return Ok(());
             }
             let whole = ready.len();
-            let written = write_now(&mut self.to_next, ready)?;
+            let written = write_now(&mut *self.to_next, ready)?;
             tape.mark_sent(written);
             self.sent += written as u64;
             if written < whole {
@@ -100,13 +96,13 @@ impl RingChannel {
             let (asked, read, consumed) = match on_arrival {
                 OnArrival::Store => {
                     let asked = room.len().min(TURN_BYTES);
-                    let read = read_now(&mut self.from_previous, &mut room[..asked])?;
+                    let read = read_now(&mut *self.from_previous, &mut room[..asked])?;
                     (asked, read, read)
                 }
                 OnArrival::Combine { with, last } => {
                     let staging = self.staging.room(room.len());
                     let asked = staging.len();
-                    let read = read_now(&mut self.from_previous, staging)?;
+                    let read = read_now(&mut *self.from_previous, staging)?;
                     let combine = |own: &mut [u8], more: &[u8]| with.combine(own, more, last);
                     (asked, read, self.staging.consume(read, room, combine))
                 }
@@ -177,31 +173,5 @@ impl Staging {
             self.filled -= whole;
         }
         whole
-    }
-}
-
-/// Reads what the stream has now, 0 bytes if nothing. The end of the stream is an error.
-fn read_now(stream: &mut dyn Stream, into: &mut [u8]) -> Result<usize> {
-    loop {
-        match stream.read(into) {
-            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(read) => return Ok(read),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(0),
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-/// Writes as much as the stream takes now, 0 bytes if it is full.
-fn write_now(stream: &mut dyn Stream, bytes: &[u8]) -> Result<usize> {
-    loop {
-        match stream.write(bytes) {
-            Ok(0) => return Err(ErrorKind::WriteZero.into()),
-            Ok(written) => return Ok(written),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(0),
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
     }
 }

@@ -5,15 +5,12 @@
 use super::channel::{Broken, Neighbour, RingChannel, Turn};
 use super::tape::Tape;
 use crate::collective::topology::Neighbours;
-use crate::transport::{Failure, Watch, loss_reason};
+use crate::transport::{Failure, Watch, loss_reason, reason_of_loss};
 use rustix::event::{Timespec, poll};
 use std::time::{Duration, Instant};
 
 /// How often the watch is checked. Only this notices a death elsewhere in the ring.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
-/// How long to wait until the watch knows why a channel broke.
-const REASON_LIMIT: Duration = Duration::from_millis(100);
-const REASON_PAUSE: Duration = Duration::from_millis(2);
 
 /// A slow link wakes a rank for every few packets. If a turn received less than this and much is
 /// still missing, the loop pauses to let more arrive: that saves wake-ups, and socket buffers keep
@@ -77,22 +74,10 @@ fn sleep(channels: &[RingChannel], tapes: &[Tape], limit: Duration) {
     let _ = poll(&mut waits, Some(&limit));
 }
 
-/// A broken channel says little: a neighbour that leaves because of a third rank closes it as well.
-/// The watch knows the reason, as soon as that has arrived.
 fn explain(broken: Broken, neighbours: Neighbours, watch: &mut dyn Watch) -> Failure {
-    let limit = Instant::now() + REASON_LIMIT;
-    loop {
-        if let Err(failure) = watch.check() {
-            return failure;
-        }
-        if Instant::now() >= limit {
-            break;
-        }
-        std::thread::sleep(REASON_PAUSE);
-    }
     let rank = match broken.neighbour {
         Neighbour::Next => neighbours.next,
         Neighbour::Previous => neighbours.previous,
     };
-    Failure::Lost { rank, reason: loss_reason(&broken.error) }
+    reason_of_loss(Failure::Lost { rank, reason: loss_reason(&broken.error) }, watch)
 }

@@ -44,7 +44,7 @@ mod tape;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use channel::{RingChannel, Stream};
+pub use channel::RingChannel;
 pub use combine::Combine;
 
 use crate::collective::partition::{ALIGNMENT, partition_slice};

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::collective::partition::partitions;
+use crate::collective::stream::Stream;
 use crate::transport::memory;
 use crate::transport::socket::prepare;
 use proptest::prelude::*;

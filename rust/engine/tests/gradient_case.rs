@@ -8,7 +8,7 @@ use crate::collective::span::Memory;
 use crate::collective::types::DataType;
 use crate::engine::Engine;
 use crate::engine::shared::Gradients;
-use crate::gradients::{BucketState, CompressionConfig};
+use crate::gradients::{BucketState, CompressionConfig, Method};
 use crate::simd::element::Element;
 use proptest::prelude::*;
 use std::sync::mpsc::{Receiver, channel};
@@ -104,7 +104,8 @@ impl Case {
     pub fn members(&self) -> Vec<Member> {
         let schedule = Schedule { density: self.density, warmup_steps: WARMUP, ramp_steps: 0 };
         let (chunk, wire, fusion_bytes) = (self.chunk, self.wire, self.fusion_bytes);
-        let config = CompressionConfig { schedule, chunk, wire, fusion_bytes };
+        let method = Method::Chunks;
+        let config = CompressionConfig { method, schedule, chunk, wire, fusion_bytes };
         let gradients = || Gradients::new(Some(config), self.momentum);
         group_that_compresses(&self.hosts, &gradients)
     }

@@ -42,7 +42,8 @@ fn assert_kept(case: &Case, members: &[Member], kept: &[Vec<Kept>]) {
             let engine = &members[*rank].engine;
             for (bucket, kept) in kept.iter().enumerate() {
                 let expected = &kept[local_rank][host];
-                let BucketState { step, residual, velocity } = kept_of(engine, bucket as u32 + 1);
+                let BucketState { step, residual, velocity, .. } =
+                    kept_of(engine, bucket as u32 + 1);
                 assert_eq!(step, STEPS);
                 assert_eq!(bits(&residual), bits(&expected.residual), "residual of rank {rank}");
                 if case.momentum.is_some() {

@@ -60,11 +60,12 @@ pub fn group_without_listeners(
         let (directory, gradients) = (directory.clone(), gradients());
         std::thread::spawn(move || {
             let interrupt = connector.config().interrupt.clone();
-            let Assembled { fabric, arena, notice } =
-                assemble(connector, Some(listener), &directory)
+            let Assembled { fabric, links, arena, notice } =
+                assemble(connector, Some(listener), &directory, true)
                     .unwrap_or_else(|error| panic!("{error:?}"));
             let size = fabric.size();
-            let engine = Engine::start("test", labels(size), fabric, gradients, interrupt).unwrap();
+            let engine =
+                Engine::start("test", labels(size), fabric, links, gradients, interrupt).unwrap();
             (Member { engine, arena }, notice)
         })
     };
@@ -96,9 +97,9 @@ pub fn memory_group(size: usize) -> Vec<Member> {
             let ring = (size > 1).then(|| Ring::new(rank, size, neighbours, vec![channel]));
             let topology = Topology::new(&hosts, rank);
             let fabric = Fabric::new(Box::new(mesh), topology, None, ring);
+            let gradients = Gradients::new(None, None);
             let engine =
-                Engine::start("test", labels(size), fabric, Gradients::new(None, None), interrupt)
-                    .unwrap();
+                Engine::start("test", labels(size), fabric, None, gradients, interrupt).unwrap();
             Member { engine, arena: None }
         })
         .collect()

@@ -94,8 +94,8 @@ fn engines(size: usize) -> Vec<Engine> {
     fabrics(size)
         .into_iter()
         .map(|(fabric, interrupt)| {
-            Engine::start("test", labels.clone(), fabric, Gradients::new(None, None), interrupt)
-                .unwrap()
+            let gradients = Gradients::new(None, None);
+            Engine::start("test", labels.clone(), fabric, None, gradients, interrupt).unwrap()
         })
         .collect()
 }

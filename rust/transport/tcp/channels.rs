@@ -1,4 +1,5 @@
-//! Channels: the connections of one rank to its neighbours in a ring of hosts.
+//! Channels: the connections of one rank to its neighbours in a ring of hosts, and its links to the
+//! carriers of its shard on all other hosts.
 
 use super::connector::{ConnectError, Connector};
 use std::net::TcpStream;
@@ -26,4 +27,22 @@ pub fn connect(
         channels.push(ChannelSockets { to_next, from_previous: from_previous.remove(0) });
     }
     Ok(channels)
+}
+
+/// The channel number of links: far above those of any ring.
+const LINK_CHANNEL: u32 = 1 << 16;
+
+/// Connects each of `ranks` with every other. Returns the other ranks, in any order, with this rank's
+/// connection to each. The lower rank of a pair reaches out.
+pub fn connect_links(
+    connector: &mut Connector,
+    ranks: &[usize],
+) -> Result<Vec<(usize, TcpStream)>, ConnectError> {
+    let own = connector.rank();
+    let (below, above): (Vec<usize>, Vec<usize>) =
+        ranks.iter().filter(|rank| **rank != own).partition(|rank| **rank < own);
+    let reached: Vec<_> =
+        above.iter().map(|rank| connector.reach(*rank, LINK_CHANNEL)).collect::<Result<_, _>>()?;
+    let accepted = connector.receive(&below, LINK_CHANNEL)?;
+    Ok(below.into_iter().zip(accepted).chain(above.into_iter().zip(reached)).collect())
 }

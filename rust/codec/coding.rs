@@ -1,0 +1,44 @@
+//! What a gradient is sent as in one step.
+
+use super::quantizer::Quantizer;
+use super::wire::Wire;
+use std::fmt;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Coding {
+    /// This fraction of its chunks, rounded to the format of the wire; the others wait. With all of
+    /// them it is the plain cast of a gradient.
+    Chunks { density: f64, wire: Wire },
+    /// All elements, each with a few levels.
+    Quantized(Quantizer),
+}
+
+impl Coding {
+    /// The fraction of elements that is sent.
+    pub fn density(&self) -> f64 {
+        match self {
+            Coding::Chunks { density, .. } => *density,
+            Coding::Quantized(_) => 1.0,
+        }
+    }
+
+    /// Bits on the wire for each element of a gradient.
+    pub fn bits_per_element(&self) -> f64 {
+        match self {
+            Coding::Chunks { density, wire } => density * 8.0 * wire.element_bytes() as f64,
+            Coding::Quantized(quantizer) => quantizer.bits_per_element(),
+        }
+    }
+}
+
+impl fmt::Display for Coding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Coding::Chunks { density, wire } if *density >= 1.0 => f.write_str(wire.name()),
+            Coding::Chunks { density, wire } => {
+                write!(f, "{density} of its chunks are sent, as {}", wire.name())
+            }
+            Coding::Quantized(quantizer) => f.write_str(quantizer.levels.name()),
+        }
+    }
+}

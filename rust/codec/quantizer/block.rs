@@ -1,0 +1,400 @@
+//! Encodes and decodes one block. Every loop is over whole blocks of floats in a scratch buffer that
+//! stays in the cache, so the compiler vectorises all of them; sums are by lanes, in an order that is
+//! the same with every instruction set.
+
+use super::levels::{Int3, Int4, Int8, Levels, Packing, Quinary, Symbols, Ternary};
+use super::sizes;
+use super::{BLOCK, Content, LEVEL_BYTES, Quantizer, Rounding, read_level};
+use crate::codec::gradient::Gradient;
+use crate::simd::element::Element;
+use crate::simd::half_precision::{BF16, F16};
+use crate::simd::instruction_set::{InstructionSet, for_each_instruction_set};
+use crate::simd::lanes::{LANES, sum_array};
+use crate::simd::number::Stored;
+
+/// Sums of squares within these bounds are neither subnormal nor near overflow.
+const ORDINARY: std::ops::RangeInclusive<f32> = 1e-30..=1e30;
+
+/// Adding this to a number below 2^22 rounds it to a whole number, ties to even, and leaves that in
+/// the lowest bits.
+const ROUNDER: f32 = 12_582_912.0;
+
+/// The largest level that bf16 can hold.
+const LARGEST_LEVEL: f32 = f32::from_bits(0x7f7f_0000);
+
+/// Buffers for one block, and the instructions to use. Use the same workspace for all blocks, so
+/// that it stays in the cache.
+pub struct Workspace {
+    /// Available on this CPU.
+    set: InstructionSet,
+    /// What is due of the block; after encoding, what is left.
+    due: [f32; BLOCK],
+    /// What is due over the steps; then the symbols as numbers; after decoding, the numbers.
+    numbers: [f32; BLOCK],
+    /// What a level is multiplied by, for each element.
+    steps: [f32; BLOCK],
+    symbols: Symbols,
+}
+
+impl Workspace {
+    /// A workspace for an instruction set that this CPU has.
+    pub fn with(set: InstructionSet) -> Workspace {
+        assert!(set.is_available(), "this CPU does not have {set:?}");
+        let [due, numbers, steps] = [[0.0; BLOCK]; 3];
+        Workspace { set, due, numbers, steps, symbols: [0; BLOCK] }
+    }
+}
+
+impl Default for Workspace {
+    fn default() -> Workspace {
+        Workspace::with(InstructionSet::best())
+    }
+}
+
+/// A block that is being encoded or decoded.
+pub struct Block<'a> {
+    quantizer: &'a Quantizer,
+    workspace: &'a mut Workspace,
+    /// Elements of the block; the rest is zeros.
+    count: usize,
+    sizes: &'a [u16],
+}
+
+impl<'a> Block<'a> {
+    /// A block of `count` elements with these sizes. Without sizes all steps are the same.
+    pub fn new(
+        quantizer: &'a Quantizer,
+        count: usize,
+        sizes: &'a [u16],
+        workspace: &'a mut Workspace,
+    ) -> Block<'a> {
+        assert!((1..=BLOCK).contains(&count), "gflow: a block of {count} elements");
+        let expected = if quantizer.uses_sizes { count } else { 0 };
+        assert_eq!(sizes.len(), expected, "gflow: the sizes of a block");
+        Block { quantizer, workspace, count, sizes }
+    }
+
+    /// Takes a gradient and this part of its residual as what is due.
+    pub fn load_due(&mut self, gradient: &Gradient, residual: &[f32], feedback: f32) {
+        add_feedback(gradient, residual, feedback, &mut self.workspace.due[..self.count]);
+        self.workspace.due[self.count..].fill(0.0);
+    }
+
+    /// Takes these numbers as what is due.
+    pub fn load(&mut self, numbers: &[f32]) {
+        self.workspace.due[..self.count].copy_from_slice(numbers);
+        self.workspace.due[self.count..].fill(0.0);
+    }
+
+    /// Encodes what is due.
+    pub fn encode(&mut self, out: &mut [u8]) -> Content {
+        assert_eq!(out.len(), self.quantizer.block_bytes(), "gflow: bytes of a block");
+        let (set, levels) = (self.workspace.set, self.quantizer.levels);
+        let Block { quantizer, workspace, count, sizes } = self;
+        by_levels!(set, levels, encode_kernel(workspace, quantizer, *count, sizes, out))
+    }
+
+    /// What is left of what was due.
+    pub fn left(&self) -> &[f32] {
+        &self.workspace.due[..self.count]
+    }
+
+    /// The numbers in these bytes, or the infinity or NaN that all of them are.
+    pub fn decode(&mut self, bytes: &[u8]) -> Result<&[f32], f32> {
+        assert_eq!(bytes.len(), self.quantizer.block_bytes(), "gflow: bytes of a block");
+        let level = read_level(bytes);
+        if !level.is_finite() {
+            return Err(level);
+        }
+        let (set, levels) = (self.workspace.set, self.quantizer.levels);
+        let Block { workspace, count, sizes, .. } = self;
+        by_levels!(set, levels, decode_kernel(workspace, level, *count, sizes, bytes));
+        Ok(&self.workspace.numbers[..self.count])
+    }
+}
+
+/// Calls a kernel compiled for these levels and this instruction set, which is available.
+macro_rules! by_levels {
+    ($set:expr, $levels:expr, $kernel:ident($($argument:expr),*)) => {
+        match $levels {
+            Levels::Int8 => by_set!($set, $kernel[Int8]($($argument),*)),
+            Levels::Int4 => by_set!($set, $kernel[Int4]($($argument),*)),
+            Levels::Int3 => by_set!($set, $kernel[Int3]($($argument),*)),
+            Levels::Quinary => by_set!($set, $kernel[Quinary]($($argument),*)),
+            Levels::Ternary => by_set!($set, $kernel[Ternary]($($argument),*)),
+        }
+    };
+}
+use by_levels;
+
+macro_rules! by_set {
+    ($set:expr, $kernel:ident[$($type:ident)?]($($argument:expr),*)) => {
+        // SAFETY: a workspace's set and the best set are available.
+        unsafe {
+            match $set {
+                InstructionSet::Portable => $kernel::portable$(::<$type>)?($($argument),*),
+                #[cfg(target_arch = "x86_64")]
+                InstructionSet::Avx2 => $kernel::avx2$(::<$type>)?($($argument),*),
+                #[cfg(target_arch = "x86_64")]
+                InstructionSet::Avx512 => $kernel::avx512$(::<$type>)?($($argument),*),
+            }
+        }
+    };
+}
+pub(super) use by_set;
+
+for_each_instruction_set! {
+    mod encode_kernel = encode;
+    <P: Packing>(
+        workspace: &mut Workspace, quantizer: &Quantizer, count: usize, sizes: &[u16], out: &mut [u8]
+    ) -> Content
+}
+
+/// # Safety
+/// None; the macro wants it.
+#[inline(always)]
+unsafe fn encode<P: Packing>(
+    workspace: &mut Workspace,
+    quantizer: &Quantizer,
+    count: usize,
+    sizes: &[u16],
+    out: &mut [u8],
+) -> Content {
+    let Workspace { due, numbers, steps, symbols, .. } = workspace;
+    let uses_sizes = sizes::steps(sizes, count, steps);
+    if uses_sizes {
+        for ((number, due), step) in numbers.iter_mut().zip(&*due).zip(&*steps) {
+            *number = due / step;
+        }
+    } else {
+        *numbers = *due;
+    }
+    let (level_bytes, packed) = out.split_at_mut(LEVEL_BYTES);
+    let level = match quantizer.rounding {
+        Rounding::ToMaximum => round_to_maximum::<P>(numbers, symbols),
+        Rounding::Unbiased { step } => round_unbiased::<P>(due, numbers, symbols, count, step),
+    };
+    let bits = BF16::narrow(level);
+    level_bytes.copy_from_slice(&bits.0.to_le_bytes());
+    if !level.is_finite() {
+        packed.fill(0);
+        return Content::Poisoned;
+    }
+    let level = bits.widen();
+    for ((due, number), step) in due.iter_mut().zip(&*numbers).zip(&*steps) {
+        *due -= (number * level) * step;
+    }
+    P::pack(symbols, packed);
+    Content::Numbers
+}
+
+/// Replaces `numbers` by multiples of the level that it returns, and sets their symbols.
+#[inline(always)]
+fn round_to_maximum<P: Packing>(numbers: &mut [f32; BLOCK], symbols: &mut Symbols) -> f32 {
+    let largest = largest(numbers);
+    if !largest.is_finite() {
+        return largest;
+    }
+    let level = BF16::narrow(largest / f32::from(P::LARGEST)).widen();
+    // A level that is too small to be inverted stands for zeros.
+    let inverse = if level > f32::MIN_POSITIVE { 1.0 / level } else { 0.0 };
+    round_all::<P>(numbers, inverse, symbols);
+    level
+}
+
+/// The same for [`Rounding::Unbiased`]. `numbers` are `due` over the steps of its elements.
+#[inline(always)]
+fn round_unbiased<P: Packing>(
+    due: &[f32; BLOCK],
+    numbers: &mut [f32; BLOCK],
+    symbols: &mut Symbols,
+    count: usize,
+    step: f32,
+) -> f32 {
+    let mut squares = dot(numbers, numbers);
+    let mut unit = 1.0;
+    if !ORDINARY.contains(&squares) {
+        match bring_to_ordinary(due, numbers) {
+            Ok(brought) => unit = brought,
+            Err(poison) => return poison,
+        }
+        squares = dot(numbers, numbers);
+    }
+    if squares == 0.0 {
+        round_all::<P>(numbers, 0.0, symbols);
+        return 0.0;
+    }
+    let step = step * (squares / count as f32).sqrt();
+    let projection = round_all::<P>(numbers, 1.0 / step, symbols);
+    // The largest element of a block is above its root mean square, so some symbol is not zero.
+    (squares / projection * unit).min(LARGEST_LEVEL)
+}
+
+/// Multiplies numbers that are very large or very small, so that their squares can be added. Returns
+/// the unit that they are in then, or what is not finite in the block.
+#[cold]
+#[inline(never)]
+fn bring_to_ordinary(due: &[f32; BLOCK], numbers: &mut [f32; BLOCK]) -> Result<f32, f32> {
+    let poison = largest(due);
+    if !poison.is_finite() {
+        return Err(poison);
+    }
+    for number in numbers.iter_mut() {
+        *number = number.clamp(f32::MIN, f32::MAX);
+    }
+    let largest = largest(numbers);
+    if largest < f32::MIN_POSITIVE {
+        numbers.fill(0.0);
+        return Ok(1.0);
+    }
+    // A power of two, so that no number is rounded.
+    let unit = f32::from_bits(largest.to_bits() & 0x7f80_0000).clamp(1e-37, 1e37);
+    let unit = f32::from_bits(unit.to_bits() & 0x7f80_0000);
+    for number in numbers {
+        *number /= unit;
+    }
+    Ok(unit)
+}
+
+/// Replaces numbers by whole ones, at most the largest symbol, and sets their symbols. Returns the sum
+/// of the products of both.
+#[inline(always)]
+fn round_all<P: Packing>(
+    numbers: &mut [f32; BLOCK],
+    inverse_step: f32,
+    symbols: &mut Symbols,
+) -> f32 {
+    let limit = f32::from(P::LARGEST);
+    let mut lanes = [0.0; LANES];
+    for (numbers, symbols) in numbers.chunks_exact_mut(LANES).zip(symbols.chunks_exact_mut(LANES)) {
+        for lane in 0..LANES {
+            let number = numbers[lane];
+            let shifted = (number * inverse_step).clamp(-limit, limit) + ROUNDER;
+            let whole = shifted - ROUNDER;
+            lanes[lane] += number * whole;
+            numbers[lane] = whole;
+            symbols[lane] = (shifted.to_bits() as u8).wrapping_add(P::LARGEST);
+        }
+    }
+    sum_array(lanes)
+}
+
+for_each_instruction_set! {
+    mod decode_kernel = decode;
+    <P: Packing>(workspace: &mut Workspace, level: f32, count: usize, sizes: &[u16], bytes: &[u8])
+}
+
+/// # Safety
+/// None; the macro wants it.
+#[inline(always)]
+unsafe fn decode<P: Packing>(
+    workspace: &mut Workspace,
+    level: f32,
+    count: usize,
+    sizes: &[u16],
+    bytes: &[u8],
+) {
+    let Workspace { numbers, steps, symbols, .. } = workspace;
+    P::unpack(&bytes[LEVEL_BYTES..], symbols);
+    sizes::steps(sizes, count, steps);
+    for ((number, symbol), step) in numbers.iter_mut().zip(&*symbols).zip(&*steps) {
+        let whole = f32::from(i16::from(*symbol) - i16::from(P::LARGEST));
+        *number = (whole * level) * step;
+    }
+}
+
+#[inline(always)]
+fn dot(left: &[f32; BLOCK], right: &[f32; BLOCK]) -> f32 {
+    let mut lanes = [0.0; LANES];
+    for (left, right) in left.chunks_exact(LANES).zip(right.chunks_exact(LANES)) {
+        for lane in 0..LANES {
+            lanes[lane] += left[lane] * right[lane];
+        }
+    }
+    sum_array(lanes)
+}
+
+/// The largest magnitude. A NaN counts as larger than infinity, and is returned as the usual one.
+#[inline(always)]
+fn largest(numbers: &[f32; BLOCK]) -> f32 {
+    let mut lanes = [0u32; LANES];
+    for numbers in numbers.chunks_exact(LANES) {
+        for lane in 0..LANES {
+            lanes[lane] = lanes[lane].max(numbers[lane].to_bits() & !(1 << 31));
+        }
+    }
+    let largest = f32::from_bits(lanes.into_iter().max().unwrap_or(0));
+    if largest.is_nan() { f32::NAN } else { largest }
+}
+
+/// sum = gradient + feedback * residual
+pub fn add_feedback(gradient: &Gradient, residual: &[f32], feedback: f32, sum: &mut [f32]) {
+    assert_eq!(residual.len(), sum.len(), "gflow: a residual is as long as its gradient");
+    match gradient {
+        Gradient::F32(numbers) => {
+            by_set!(InstructionSet::best(), feedback_kernel[](numbers, residual, feedback, sum));
+        }
+        _ => {
+            read(gradient, sum);
+            for (sum, residual) in sum.iter_mut().zip(residual) {
+                *sum += feedback * residual;
+            }
+        }
+    }
+}
+
+for_each_instruction_set! {
+    mod feedback_kernel = feed_back;
+    <>(gradient: &[f32], residual: &[f32], feedback: f32, sum: &mut [f32])
+}
+
+/// # Safety
+/// None; the macro wants it.
+#[inline(always)]
+unsafe fn feed_back(gradient: &[f32], residual: &[f32], feedback: f32, sum: &mut [f32]) {
+    for ((sum, gradient), residual) in sum.iter_mut().zip(gradient).zip(residual) {
+        *sum = gradient + feedback * residual;
+    }
+}
+
+/// sum += numbers
+pub fn add(sum: &mut [f32], numbers: &[f32]) {
+    for (sum, number) in sum.iter_mut().zip(numbers) {
+        *sum += number;
+    }
+}
+
+/// The elements of a gradient as f32.
+pub fn read(gradient: &Gradient, out: &mut [f32]) {
+    match gradient {
+        Gradient::F32(numbers) => out[..numbers.len()].copy_from_slice(numbers),
+        Gradient::F16(bits) => {
+            out.iter_mut().zip(&**bits).for_each(|(out, bits)| *out = F16(*bits).widen());
+        }
+        Gradient::BF16(bits) => {
+            out.iter_mut().zip(&**bits).for_each(|(out, bits)| *out = BF16(*bits).widen());
+        }
+    }
+}
+
+/// Stores numbers as the elements of a gradient.
+pub fn store(gradient: &mut Gradient, numbers: &[f32]) {
+    match gradient {
+        Gradient::F32(out) => out.copy_from_slice(numbers),
+        Gradient::F16(bits) => {
+            bits.iter_mut().zip(numbers).for_each(|(out, x)| *out = F16::narrow(*x).0);
+        }
+        Gradient::BF16(bits) => {
+            bits.iter_mut().zip(numbers).for_each(|(out, x)| *out = BF16::narrow(*x).0);
+        }
+    }
+}
+
+/// A number as it is after it was stored as an element of this type.
+pub fn rounded_to(element: Element, number: f32) -> f32 {
+    match element {
+        Element::F16 => F16::narrow(number).widen(),
+        Element::BF16 => BF16::narrow(number).widen(),
+        _ => number,
+    }
+}
