@@ -130,9 +130,10 @@ impl Links {
         link.outgoing.push_back(Outgoing { header, bytes, at: 0 });
     }
 
-    /// Whether something is waiting to be sent.
-    pub fn is_sending(&self) -> bool {
-        self.links.iter().flatten().any(|link| !link.outgoing.is_empty())
+    /// Whether something of this exchange is waiting to be sent.
+    pub fn is_sending(&self, exchange: u64) -> bool {
+        let mut outgoing = self.links.iter().flatten().flat_map(|link| &link.outgoing);
+        outgoing.any(|message| message.header.exchange.get() == exchange)
     }
 
     /// Sends and receives what can be moved now. Returns whether anything was.

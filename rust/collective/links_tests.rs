@@ -64,7 +64,7 @@ fn messages_of_every_size_arrive_at_all_hosts_in_order() {
         }
     }
     let each = sizes.iter().map(|size| (size + HEADER_BYTES) as u64).sum::<u64>();
-    assert!(links.iter().all(|links| links.sent() == 2 * each && !links.is_sending()));
+    assert!(links.iter().all(|links| links.sent() == 2 * each && !links.is_sending(7)));
 }
 
 #[test]

@@ -218,7 +218,7 @@ impl UnderWay {
         Ok(has_summed)
     }
 
-    /// Delivers the first parcels if all their sums are there. Returns whether any was.
+    /// Delivers the first parcels if all their sums are there and this rank's are sent. Returns whether any was.
     fn deliver(&mut self) -> Result<bool, Failure> {
         let mut has_delivered = false;
         while let Some(first) = self.travelling.front().filter(|first| first.is_summed) {
@@ -227,7 +227,9 @@ impl UnderWay {
             let messages = self.messages.get(&number);
             let is_there =
                 |host: usize| messages.is_some_and(|messages| messages.sums[host].is_some());
-            if !owners.all(is_there) {
+            // Others need what this rank sends even if it needs nothing more itself: after a
+            // delivery it may stop sending.
+            if !owners.all(is_there) || self.route.links.is_sending(number) {
                 break;
             }
             let Some(Travelling { mut parcel, started, .. }) = self.travelling.pop_front() else {
