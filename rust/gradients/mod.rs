@@ -25,6 +25,8 @@
 
 mod accumulation;
 mod api;
+mod audit;
+mod auto;
 mod bootstrap;
 mod bucket;
 mod config;
@@ -38,6 +40,7 @@ mod fused_bucket;
 mod fusion;
 mod host_path;
 mod norms;
+mod notice;
 mod parcel;
 mod parcel_pool;
 mod paths;
@@ -48,11 +51,13 @@ mod store;
 mod two_legs;
 
 pub use api::Gradients;
+pub use auto::MaxNoise;
 pub use bucket::BucketState;
-pub use config::{CompressionConfig, CompressionStarted, Method};
+pub use config::{CompressionConfig, Method};
 pub use devices::{DeviceTicket, Devices, Obstacle};
 pub use failure::ExchangeFailure;
 pub use fused_bucket::{Placement, Tensor};
 pub use fusion::{Completed, Failed, Progress};
+pub use notice::Notice;
 #[cfg(test)]
 pub use parcel::FULL_ELEMENTS;

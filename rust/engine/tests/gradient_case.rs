@@ -22,6 +22,7 @@ pub const STEPS: u64 = 6;
 
 #[derive(Debug, Clone)]
 pub struct Case {
+    pub method: Method,
     pub hosts: Vec<usize>,
     /// Elements of each bucket.
     pub buckets: Vec<usize>,
@@ -69,6 +70,7 @@ pub fn cases() -> impl Strategy<Value = Case> {
             in_arena,
             seed,
         )| Case {
+            method: Method::Chunks,
             hosts,
             buckets,
             element,
@@ -86,6 +88,7 @@ pub fn cases() -> impl Strategy<Value = Case> {
 
 pub fn two_hosts(buckets: Vec<usize>) -> Case {
     Case {
+        method: Method::Chunks,
         hosts: vec![0, 1],
         buckets,
         element: Element::F32,
@@ -104,8 +107,8 @@ impl Case {
     pub fn members(&self) -> Vec<Member> {
         let schedule = Schedule { density: self.density, warmup_steps: WARMUP, ramp_steps: 0 };
         let (chunk, wire, fusion_bytes) = (self.chunk, self.wire, self.fusion_bytes);
-        let method = Method::Chunks;
-        let config = CompressionConfig { method, schedule, chunk, wire, fusion_bytes };
+        let sample = CompressionConfig::sample(self.method, schedule);
+        let config = CompressionConfig { chunk, wire, fusion_bytes, ..sample };
         let gradients = || Gradients::new(Some(config), self.momentum);
         group_that_compresses(&self.hosts, &gradients)
     }
