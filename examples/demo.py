@@ -49,7 +49,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
             flag, type=positive, default=default, metavar="N", help=f"{text} (default: {default})"
         )
 
-    number("--steps", 400, "training steps")
+    number("--steps", 500, "training steps")
     number("--seeds", 2, "trainings with each method, in turn")
     number("--timeout", 600, "give up after so many seconds")
     parser.add_argument(

@@ -74,7 +74,8 @@ def _train(
     model = DistributedDataParallel(network)
     if training["fp16_hook"]:
         model.register_comm_hook(None, fp16_compress_hook)
-    optimizer = torch.optim.AdamW(network.parameters())
+    # Fused: the same settings and arithmetic, in one pass over the memory instead of ten.
+    optimizer = torch.optim.AdamW(network.parameters(), fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2
     )

@@ -57,7 +57,8 @@ class Task:
 
         if self.betas is None:
             return SGD(parameters, lr=learning_rate, momentum=0.9)
-        return AdamW(parameters, lr=learning_rate, betas=self.betas, weight_decay=0.1)
+        # Fused: the same arithmetic, in one pass over the memory instead of ten.
+        return AdamW(parameters, lr=learning_rate, betas=self.betas, weight_decay=0.1, fused=True)
 
 
 class Dataset(Protocol):
