@@ -65,8 +65,8 @@ class Run:
         return self.curve[-1]["seconds"]
 
     def seconds_to(self, loss: float) -> float | None:
-        """When an evaluation first found ``loss`` or less, if one did."""
-        return next((one["seconds"] for one in self.curve if one["loss"] <= loss), None)
+        """When an evaluation first found ``loss`` or less, if one did after the first step."""
+        return next((one["seconds"] for one in self.curve[1:] if one["loss"] <= loss), None)
 
 
 @dataclass(frozen=True)
