@@ -304,7 +304,7 @@ unsafe fn decode<P: Packing>(
 }
 
 #[inline(always)]
-fn dot(left: &[f32; BLOCK], right: &[f32; BLOCK]) -> f32 {
+pub fn dot(left: &[f32; BLOCK], right: &[f32; BLOCK]) -> f32 {
     let mut lanes = [0.0; LANES];
     for (left, right) in left.chunks_exact(LANES).zip(right.chunks_exact(LANES)) {
         for lane in 0..LANES {
@@ -316,7 +316,7 @@ fn dot(left: &[f32; BLOCK], right: &[f32; BLOCK]) -> f32 {
 
 /// The largest magnitude. A NaN counts as larger than infinity, and is returned as the usual one.
 #[inline(always)]
-fn largest(numbers: &[f32; BLOCK]) -> f32 {
+pub fn largest(numbers: &[f32; BLOCK]) -> f32 {
     let mut lanes = [0u32; LANES];
     for numbers in numbers.chunks_exact(LANES) {
         for lane in 0..LANES {

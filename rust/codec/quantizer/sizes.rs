@@ -1,9 +1,10 @@
 //! The sizes of elements: how large each element of a gradient usually is, as the root of a moving
 //! average of its squares. They are made only of what was delivered, so all hosts have the same.
 //!
-//! A size is a bf16. Only ratios within a block matter, so there is nothing to correct while the
-//! average fills up. One block in [`TURNS`] is updated at a step, by as much as in that many steps:
-//! this costs an eighth of the time, and no accuracy that could be measured.
+//! A size is a bf16. One block in [`TURNS`] is updated at a step, by as much as in that many steps:
+//! this costs an eighth of the time, and no accuracy that could be measured. The average of a block
+//! starts from the mean square of what is delivered first: a single number says little about how
+//! large its element usually is.
 
 use super::BLOCK;
 use super::block::{self, by_set};
@@ -22,8 +23,8 @@ const KEPT: f32 = 0.850_763;
 /// The least step of an element, as a fraction of the mean size of its block.
 const FLOOR: f32 = 0.02;
 
-/// No size is larger, so that neither its square nor the sum of a block overflows.
-const LARGEST_SIZE: f32 = 1e18;
+/// No size is larger, so that the squares of a block can be added up.
+const LARGEST_SIZE: f32 = 1e17;
 
 /// Updates the sizes of those blocks of a gradient whose turn it is at `step`, from what was
 /// delivered. Blocks with infinity or NaN keep theirs.
@@ -34,27 +35,33 @@ pub fn follow(sizes: &mut [u16], delivered: &mut Gradient, step: u64) {
     let mut numbers = [0.0; BLOCK];
     for block in (first as usize..sizes.len().div_ceil(BLOCK)).step_by(TURNS as usize) {
         let range = block * BLOCK..sizes.len().min((block + 1) * BLOCK);
-        let numbers = &mut numbers[..range.len()];
-        block::read(&delivered.part(range.clone()), numbers);
-        if numbers.iter().all(|number| number.is_finite()) {
-            by_set!(set, follow_kernel[](&mut sizes[range], numbers));
+        block::read(&delivered.part(range.clone()), &mut numbers);
+        numbers[range.len()..].fill(0.0);
+        if block::largest(&numbers).is_finite() {
+            by_set!(set, follow_kernel[](&mut sizes[range], &numbers));
         }
     }
 }
 
 for_each_instruction_set! {
     mod follow_kernel = follow_block;
-    <>(sizes: &mut [u16], delivered: &[f32])
+    <>(sizes: &mut [u16], delivered: &[f32; BLOCK])
 }
 
 /// # Safety
 /// None; the macro wants it.
 #[inline(always)]
-unsafe fn follow_block(sizes: &mut [u16], delivered: &[f32]) {
-    for (size, number) in sizes.iter_mut().zip(delivered) {
+unsafe fn follow_block(sizes: &mut [u16], delivered: &[f32; BLOCK]) {
+    let mut numbers = *delivered;
+    for number in &mut numbers {
+        *number = number.clamp(-LARGEST_SIZE, LARGEST_SIZE);
+    }
+    let is_new = sizes.iter().fold(0, |bits, size| bits | size) == 0;
+    let first = if is_new { block::dot(&numbers, &numbers) / sizes.len() as f32 } else { 0.0 };
+    for (size, number) in sizes.iter_mut().zip(&numbers) {
         let before = BF16(*size).widen();
-        let number = number.clamp(-LARGEST_SIZE, LARGEST_SIZE);
-        let squares = KEPT * (before * before) + (1.0 - KEPT) * (number * number);
+        let before = before * before + first;
+        let squares = KEPT * before + (1.0 - KEPT) * (number * number);
         *size = BF16::narrow(squares.sqrt()).0;
     }
 }
