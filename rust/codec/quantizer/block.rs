@@ -76,7 +76,8 @@ impl<'a> Block<'a> {
 
     /// Takes a gradient and this part of its residual as what is due.
     pub fn load_due(&mut self, gradient: &Gradient, residual: &[f32], feedback: f32) {
-        add_feedback(gradient, residual, feedback, &mut self.workspace.due[..self.count]);
+        let set = self.workspace.set;
+        add_feedback(set, gradient, residual, feedback, &mut self.workspace.due[..self.count]);
         self.workspace.due[self.count..].fill(0.0);
     }
 
@@ -182,7 +183,7 @@ unsafe fn encode<P: Packing>(
     }
     let level = bits.widen();
     for ((due, number), step) in due.iter_mut().zip(&*numbers).zip(&*steps) {
-        *due -= (number * level) * step;
+        *due -= value(*number, level, *step);
     }
     P::pack(symbols, packed);
     Content::Numbers
@@ -299,8 +300,14 @@ unsafe fn decode<P: Packing>(
     sizes::steps(sizes, count, steps);
     for ((number, symbol), step) in numbers.iter_mut().zip(&*symbols).zip(&*steps) {
         let whole = f32::from(i16::from(*symbol) - i16::from(P::LARGEST));
-        *number = (whole * level) * step;
+        *number = value(whole, level, *step);
     }
+}
+
+/// What a symbol stands for. Never infinite, so that no infinity is left in a residual.
+#[inline(always)]
+fn value(whole: f32, level: f32, step: f32) -> f32 {
+    ((whole * level) * step).clamp(f32::MIN, f32::MAX)
 }
 
 #[inline(always)]
@@ -328,11 +335,17 @@ pub fn largest(numbers: &[f32; BLOCK]) -> f32 {
 }
 
 /// sum = gradient + feedback * residual
-pub fn add_feedback(gradient: &Gradient, residual: &[f32], feedback: f32, sum: &mut [f32]) {
+pub fn add_feedback(
+    set: InstructionSet,
+    gradient: &Gradient,
+    residual: &[f32],
+    feedback: f32,
+    sum: &mut [f32],
+) {
     assert_eq!(residual.len(), sum.len(), "gflow: a residual is as long as its gradient");
     match gradient {
         Gradient::F32(numbers) => {
-            by_set!(InstructionSet::best(), feedback_kernel[](numbers, residual, feedback, sum));
+            by_set!(set, feedback_kernel[](numbers, residual, feedback, sum));
         }
         _ => {
             read(gradient, sum);

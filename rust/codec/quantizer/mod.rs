@@ -33,10 +33,16 @@
 //! | `levels.rs` | how many levels there are, and how symbols are packed into bytes |
 //! | `block.rs` | encoding and decoding of one block, compiled per instruction set |
 //! | `sizes.rs` | the sizes of elements, and how they follow what was delivered |
+//! | `reference.rs` | tests: the same in plain scalar code |
+//! | `tests.rs` | tests: what holds for any gradient, and that all instruction sets agree |
 
 mod block;
 mod levels;
+#[cfg(test)]
+mod reference;
 mod sizes;
+#[cfg(test)]
+mod tests;
 
 pub use block::Workspace;
 pub use levels::Levels;
@@ -45,6 +51,7 @@ pub use sizes::{follow, rescale as rescale_sizes};
 use super::gradient::Gradient;
 use crate::simd::element::Element;
 use crate::simd::half_precision::BF16;
+use crate::simd::instruction_set::InstructionSet;
 use crate::simd::number::Stored;
 use block::Block;
 
@@ -154,7 +161,8 @@ impl Quantizer {
 
     /// Starts the sum of a block that this host owns: its gradient and the residual's part.
     pub fn start_sum(&self, gradient: &Gradient, residual: &[f32], sum: &mut [f32]) {
-        block::add_feedback(gradient, residual, self.feedback, sum);
+        let set = InstructionSet::best();
+        block::add_feedback(set, gradient, residual, self.feedback, sum);
     }
 
     /// Adds what another host sent of a block.
@@ -185,7 +193,9 @@ impl Quantizer {
         // What the gradient's own type cannot express is left, too.
         if let Ok(numbers) = block.decode(out) {
             for (sum, number) in sum.iter_mut().zip(numbers) {
-                *sum -= block::rounded_to(element, *number);
+                let delivered = block::rounded_to(element, *number);
+                // What is too large for f16 is delivered as infinity, and nothing of it is left.
+                *sum = if delivered.is_finite() { *sum - delivered } else { 0.0 };
             }
         }
     }
