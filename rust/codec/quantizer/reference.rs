@@ -2,7 +2,8 @@
 //! no arithmetic with them: its 16-bit floats are those of the `half` crate, its symbols are packed
 //! one at a time, and it rounds by the standard library.
 
-use super::{BLOCK, Levels, Quantizer, Rounding};
+use super::levels::{BLOCK, Levels};
+use super::rules::{Quantizer, Rounding};
 use half::bf16;
 
 /// What became of a block that was encoded.

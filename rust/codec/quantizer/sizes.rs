@@ -8,8 +8,8 @@
 //! starts from the mean square of what is delivered first, as if that had been one number before,
 //! and the first updates count the same.
 
-use super::BLOCK;
-use super::block::{self, by_set};
+use super::floats::{self, by_set};
+use super::levels::BLOCK;
 use crate::codec::gradient::Gradient;
 use crate::simd::half_precision::BF16;
 use crate::simd::instruction_set::{InstructionSet, for_each_instruction_set};
@@ -52,9 +52,9 @@ pub(super) fn follow_with(
     let mut numbers = [0.0; BLOCK];
     for block in (first as usize..sizes.len().div_ceil(BLOCK)).step_by(TURNS as usize) {
         let range = block * BLOCK..sizes.len().min((block + 1) * BLOCK);
-        block::read(&delivered.part(range.clone()), &mut numbers);
+        floats::read(&delivered.part(range.clone()), &mut numbers);
         numbers[range.len()..].fill(0.0);
-        if block::largest(&numbers).is_finite() {
+        if floats::largest(&numbers).is_finite() {
             let kept = KEPT.min(updates / (updates + 1.0));
             by_set!(set, follow_kernel[](&mut sizes[range], &numbers, kept));
         }
@@ -76,7 +76,7 @@ unsafe fn follow_block(sizes: &mut [u16], delivered: &[f32; BLOCK], kept: f32) {
     }
     let is_new = sizes.iter().fold(0, |bits, size| bits | size) == 0;
     let (first, kept) = match is_new {
-        true => (block::dot(&numbers, &numbers) / sizes.len() as f32, KEPT_AT_FIRST),
+        true => (floats::dot(&numbers, &numbers) / sizes.len() as f32, KEPT_AT_FIRST),
         false => (0.0, kept),
     };
     for (size, number) in sizes.iter_mut().zip(&numbers) {
