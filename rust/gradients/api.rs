@@ -1,12 +1,13 @@
 //! The engine's interface to the gradients of its group.
 
 use super::bucket::BucketState;
-use super::config::{CompressionConfig, Method};
+use super::config::CompressionConfig;
 use super::courier::Courier;
 use super::devices::Devices;
 use super::exchanger::Exchanger;
 use super::fused_bucket::Tensor;
 use super::fusion::{Fusion, Progress};
+use super::method::Method;
 use super::notice::Notice;
 use super::ring_route::RingRoute;
 use super::two_legs::{LinkRoute, TwoLegs};

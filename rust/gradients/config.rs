@@ -1,7 +1,7 @@
 //! How the user wants gradients to be compressed between hosts. It is the same on every rank of a group
 //! and never changes, so all ranks draw the same conclusions from it.
 
-use super::auto::MaxNoise;
+use super::method::{MaxNoise, Method};
 use crate::codec::quantizer::{Levels, Quantizer, Stepping};
 use crate::codec::{Coding, Momentum, Schedule, Wire};
 use crate::simd::element::Element;
@@ -13,51 +13,6 @@ const STEPS_UNTIL_STABLE: u64 = 2;
 
 /// A velocity that is cleared this rarely loses a twentieth of the momentum's effect.
 const BUILD_UPS_UNTIL_OLD: f64 = 16.0;
-
-/// What the user wants gradients to be sent as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Method {
-    /// What promises the shortest time to a loss: see [`super::auto`].
-    Auto,
-    /// Exactly.
-    Exact,
-    /// All elements, rounded to this format.
-    Rounded(Wire),
-    /// All elements, with a few levels.
-    Quantized(Levels),
-    /// The most important chunks, after GradientFlow; the others wait.
-    Chunks,
-}
-
-impl Method {
-    /// The method with this name in the options.
-    pub fn from_name(name: &str) -> Option<Method> {
-        match name {
-            "auto" => Some(Method::Auto),
-            "exact" => Some(Method::Exact),
-            "chunks" => Some(Method::Chunks),
-            _ => {
-                let rounded = Wire::from_name(name).map(|wire| match wire {
-                    Wire::F32 => Method::Exact,
-                    _ => Method::Rounded(wire),
-                });
-                rounded.or_else(|| Levels::from_name(name).map(Method::Quantized))
-            }
-        }
-    }
-}
-
-impl fmt::Display for Method {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Method::Auto => "auto",
-            Method::Exact => "exact",
-            Method::Rounded(wire) => wire.name(),
-            Method::Quantized(levels) => levels.name(),
-            Method::Chunks => "chunks",
-        })
-    }
-}
 
 #[derive(Debug, Clone, Copy)]
 pub struct CompressionConfig {

@@ -2,14 +2,15 @@
 //! All of it is the same wherever the gradients are; the stages themselves are an [`ExchangePath`].
 
 use super::audit::Audits;
-use super::auto::{At, Auto, Choice, MaxNoise, MeteredBucket, most_noise};
+use super::auto::{At, Auto, Choice, MeteredBucket, most_noise};
 use super::bucket::Needed;
 use super::config::{
-    CompressionConfig, CompressionStarted, Method, Treatment, WhyExact, can_be_compressed,
+    CompressionConfig, CompressionStarted, Treatment, WhyExact, can_be_compressed,
 };
 use super::exchange_path::{ExchangeContext, ExchangePath, ExchangePlan};
 use super::failure::ExchangeFailure;
 use super::fused_bucket::{FusedBucket, Tensor};
+use super::method::{MaxNoise, Method};
 use super::paths::Paths;
 use super::shard::Shard;
 use super::store::BucketStore;

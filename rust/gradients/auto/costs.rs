@@ -3,7 +3,7 @@
 use super::ladder::LADDER;
 use crate::codec::Gradient;
 use crate::codec::quantizer::{BLOCK, Quantizer, Stepping, Workspace};
-use crate::gradients::config::Method;
+use crate::gradients::method::Method;
 use std::time::Instant;
 
 const BLOCKS: usize = 32;

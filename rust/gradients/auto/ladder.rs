@@ -2,7 +2,7 @@
 
 use crate::codec::Wire;
 use crate::codec::quantizer::{Levels, Quantizer, Stepping};
-use crate::gradients::config::Method;
+use crate::gradients::method::{MaxNoise, Method};
 
 /// From exact to the noisiest. Each sends fewer bytes than the one before.
 pub const LADDER: [Method; 7] = [
@@ -27,36 +27,14 @@ pub fn most_noise(method: &str) -> Option<f64> {
     Some(0.01 + 2.5 * EXPECTED_NOISE[index])
 }
 
-/// How much noise the user accepts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MaxNoise {
-    /// Nothing but the rounding of fp16.
-    None,
-    /// What no training of ours lost anything by.
-    Low,
-    Any,
-}
-
-impl MaxNoise {
-    /// The limit with this name in the options.
-    pub fn from_name(name: &str) -> Option<MaxNoise> {
-        match name {
-            "none" => Some(MaxNoise::None),
-            "low" => Some(MaxNoise::Low),
-            "any" => Some(MaxNoise::Any),
-            _ => None,
-        }
-    }
-
-    /// The index of the noisiest method that may be chosen.
-    pub fn last(self) -> usize {
-        let noisiest = match self {
-            MaxNoise::None => Method::Rounded(Wire::F16),
-            MaxNoise::Low => Method::Quantized(Levels::Quinary),
-            MaxNoise::Any => Method::Quantized(Levels::Ternary),
-        };
-        index_of(noisiest)
-    }
+/// The index of the noisiest method that may be chosen.
+pub fn last(max_noise: MaxNoise) -> usize {
+    let noisiest = match max_noise {
+        MaxNoise::None => Method::Rounded(Wire::F16),
+        MaxNoise::Low => Method::Quantized(Levels::Quinary),
+        MaxNoise::Any => Method::Quantized(Levels::Ternary),
+    };
+    index_of(noisiest)
 }
 
 /// The place of a method in the ladder; that of exact for one that is not in it.
@@ -88,7 +66,7 @@ mod tests {
 
     #[test]
     fn the_limits_of_noise_stop_where_they_say() {
-        let last = |name: &str| LADDER[MaxNoise::from_name(name).unwrap().last()];
+        let last = |name: &str| LADDER[last(MaxNoise::from_name(name).unwrap())];
         assert_eq!(last("none"), Method::Rounded(Wire::F16));
         assert_eq!(last("low"), Method::Quantized(Levels::Quinary));
         assert_eq!(last("any"), Method::Quantized(Levels::Ternary));

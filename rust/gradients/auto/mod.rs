@@ -22,15 +22,14 @@ mod ladder;
 mod measuring;
 mod prediction;
 
-pub use ladder::MaxNoise;
 pub use measuring::{LinkMeter, MeteredBucket};
 
-use super::config::Method;
+use super::method::{MaxNoise, Method};
 use crate::collective::fabric::Fabric;
 use crate::observe::overlap::OverlapTimer;
 use crate::transport::Failure;
 pub use ladder::most_noise;
-use ladder::{LADDER, index_of};
+use ladder::{LADDER, index_of, last};
 use measuring::{Sample, combine};
 use prediction::{Measure, noise};
 use std::collections::BTreeMap;
@@ -121,7 +120,7 @@ impl Auto {
 
     /// Continues with the method of a saved state.
     pub fn set_method(&mut self, method: Method) {
-        self.now = index_of(method).min(self.max_noise.last());
+        self.now = index_of(method).min(last(self.max_noise));
     }
 
     /// Steps up by one method, because this one loses too much. The audit says so to all ranks alike.
@@ -190,7 +189,7 @@ impl Auto {
                 return Some(self.choice(measure, Some(LADDER[before])));
             }
         }
-        let last = self.max_noise.last();
+        let last = last(self.max_noise);
         let allowed = |method: usize| method <= last && self.barred_until[method] <= step;
         self.now = measure.choose(before, &noise, allowed);
         let is_first = !std::mem::replace(&mut self.has_chosen, true);

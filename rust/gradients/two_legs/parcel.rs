@@ -4,7 +4,7 @@
 //! completed and encoded, and the parcel comes back with the encoded sums of all its blocks.
 
 use super::ownership::Ownership;
-use super::stages::QuantizedShard;
+use super::quantized_shard::QuantizedShard;
 use crate::codec::quantizer::{BLOCK, Quantizer, Workspace};
 use crate::simd::element::Element;
 use std::ops::Range;

@@ -3,11 +3,11 @@
 
 use super::ownership::Ownership;
 use super::parcel::{BlockParcel, Segment};
+use super::quantized_shard::QuantizedShard;
 use crate::codec::quantizer::{BLOCK, Content, Quantizer, Workspace};
 use crate::codec::{ExchangeNorms, Gradient};
 use crate::gradients::courier::Courier;
 use crate::transport::Failure;
-use std::sync::Arc;
 use std::time::Instant;
 
 /// Norms are taken of one block in this many: they are for the metrics only. Odd, so that every host
@@ -21,16 +21,6 @@ pub struct TwoLegs {
     next_number: u64,
     spare: Vec<BlockParcel>,
     workspace: Workspace,
-}
-
-/// The shard of a bucket that is exchanged, with what is kept of it.
-pub struct QuantizedShard<'a> {
-    /// The index of its bucket in the exchange.
-    pub bucket: usize,
-    pub gradient: Gradient<'a>,
-    pub residual: &'a mut [f32],
-    /// Empty if steps do not follow sizes.
-    pub sizes: Arc<Vec<u16>>,
 }
 
 impl TwoLegs {
