@@ -69,7 +69,9 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
     inner_store = PrefixStore(found.prefix, store)
     gloo = _inner_gloo(PrefixStore("gloo", inner_store), rank, size, timeout, settings, address)
     member = accelerator.GroupMember(inner_store, rank, size, timeout, backend_options)
-    backend = library.make_backend(joined, rank, size, timeout, gloo, **_inner_of_devices(member, log))
+    backend = library.make_backend(
+        joined, rank, size, timeout, gloo, **_inner_of_devices(member, log)
+    )
     stepping.follow(group, backend, settings["optimizer"])
     return backend
 

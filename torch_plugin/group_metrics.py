@@ -109,7 +109,7 @@ class Metrics:
             network was busy, in parallel to the others.
         hidden_seconds: time of exchanges that ran during a backward pass.
         exposed_seconds: time that the job waited for exchanges after a backward pass.
-        method: what gradients were sent as last, for example ``exact`` or ``int3``; empty before the
+        method: what gradients were sent as last, such as ``exact`` or ``int3``; empty before the
             first exchange.
         certificate: what the last audit found; ``None`` before the first.
     """

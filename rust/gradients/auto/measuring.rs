@@ -239,8 +239,10 @@ struct BucketLayout {
 
 /// A number of a peer; 0 in place of one that cannot have been measured.
 fn sound(number: F64) -> f64 {
+    // Products of a few such numbers stay finite.
+    const LARGEST: f64 = 1e30;
     let number = number.get();
-    if number.is_finite() && number > 0.0 { number } else { 0.0 }
+    if (0.0..=LARGEST).contains(&number) { number } else { 0.0 }
 }
 
 /// 0 without any numbers.
