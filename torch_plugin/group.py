@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
-from gflow import accelerator, logs, native, stepping
+from gflow import accelerator, comm_hooks, logs, native, stepping
 from gflow.network import choose_address
 from gflow.options import Options, Settings, resolve
 from gflow.rendezvous import GroupSpec, RankInfo, gather_ranks
@@ -32,6 +32,8 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
     logs.start()
     # The Reducer asks a backend for bucket memory only if this is 0; a user's own choice stays.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
+    # Before any model can be wrapped for this group.
+    comm_hooks.recognise_builtin_hooks()
 
     store: Store = backend_options.store
     rank, size = backend_options.group_rank, backend_options.group_size
