@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
-from gflow import accelerator, comm_hooks, logs, native
+from gflow import accelerator, comm_hooks, logs, native, unused
 from gflow.network import choose_address
 from gflow.options import Options, Settings, resolve
 from gflow.rendezvous import GroupSpec, RankInfo, gather_ranks
@@ -17,6 +17,15 @@ from gflow.rendezvous import GroupSpec, RankInfo, gather_ranks
 #: All ranks are there when connecting starts, so it takes seconds or never ends. Ctrl-C has to
 #: wait for it.
 CONNECT_TIMEOUT = timedelta(seconds=60)
+
+
+#: The method of each group of this process, by its name.
+_methods: dict[str, str] = {}
+
+
+def method_of(group: dist.ProcessGroup) -> str:
+    """What the gradients of ``group`` are sent as, by the name of the option."""
+    return _methods.get(group.group_name, "")
 
 
 def create(backend_options: Any, pg_options: Options | None) -> Any:
@@ -33,6 +42,7 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     # Before any model can be wrapped for this group.
     comm_hooks.recognise_builtin_hooks()
+    unused.tell_layouts()
 
     store: Store = backend_options.store
     rank, size = backend_options.group_rank, backend_options.group_size
@@ -71,19 +81,24 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
     devices = accelerator.available()
     if devices is None:
         log.debug("inner backend: Gloo")
-        return library.make_backend(joined, rank, size, timeout, gloo)
-    log.debug("inner backends: Gloo, and one for %s", devices.device_type)
-    member = accelerator.GroupMember(inner_store, rank, size, timeout, backend_options)
-    return library.make_backend(
-        joined,
-        rank,
-        size,
-        timeout,
-        gloo,
-        accelerator=devices.device_type,
-        inner=devices.make_inner(member),
-        known_to_engine=devices.is_cuda,
-    )
+        backend = library.make_backend(joined, rank, size, timeout, gloo)
+    else:
+        log.debug("inner backends: Gloo, and one for %s", devices.device_type)
+        member = accelerator.GroupMember(inner_store, rank, size, timeout, backend_options)
+        backend = library.make_backend(
+            joined,
+            rank,
+            size,
+            timeout,
+            gloo,
+            accelerator=devices.device_type,
+            inner=devices.make_inner(member),
+            known_to_engine=devices.is_cuda,
+        )
+    _methods[group] = settings["method"]
+    if settings["keep_last_step"] == "on":
+        library.keep_last_step(backend)
+    return backend
 
 
 #: The options that the engine gets under their own names.
