@@ -59,7 +59,7 @@ impl Bucket {
         for (index, range) in Bucket::blocks().enumerate() {
             let mut gradient = Gradient::F32(&mut self.gradient[range.clone()]);
             let (sizes, bytes) = (&self.sizes[sizes(&range)], &self.wire[index * each..][..each]);
-            let _ = quantizer.deliver(bytes, sizes, &mut gradient, workspace);
+            quantizer.deliver(bytes, sizes, &mut gradient, workspace);
         }
         let decoded = cpu_time();
         if quantizer.uses_sizes {

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gflow import native
-from gflow.backend import backend_of
+from gflow.backend import backend_of, is_served_by_gflow
 from gflow.buckets import models_of, parameters_of
 from gflow.logs import GroupLogger
 
@@ -95,7 +95,8 @@ def _look_at(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         return
     numbers = {id(parameter) for parameter in own}
     for group, name in list(dist.distributed_c10d._world.pg_names.items()):
-        if name in _groups and _steps_for(numbers, group):
+        # The name may be that of an earlier group, which was gflow's.
+        if name in _groups and is_served_by_gflow(group) and _steps_for(numbers, group):
             _tell(group, name, kind)
 
 

@@ -19,29 +19,28 @@ py::dict metrics(const BackendPtr& backend) {
   }
   py::list certificates;
   for (const auto& one : snapshot.certificates) {
-    certificates.append(py::dict(
-        py::arg("bucket") = one.bucket, py::arg("step") = one.step, py::arg("steps") = one.steps,
-        py::arg("method") = std::string(one.method), py::arg("cosine") = one.cosine,
-        py::arg("relative_error") = one.relative_error, py::arg("noise") = one.noise,
-        py::arg("window_cosine") = one.window_cosine,
-        py::arg("window_relative_error") = one.window_relative_error));
+    certificates.append(
+        py::dict(py::arg("bucket") = one.bucket, py::arg("step") = one.step,
+                 py::arg("steps") = one.steps, py::arg("method") = std::string(one.method),
+                 py::arg("cosine") = one.cosine, py::arg("relative_error") = one.relative_error,
+                 py::arg("noise") = one.noise, py::arg("window_cosine") = one.window_cosine,
+                 py::arg("window_relative_error") = one.window_relative_error));
   }
   py::dict stages;
   for (const auto& stage : snapshot.stages)
     stages[py::str(std::string(stage.name))] = stage.seconds;
-  return py::dict(py::arg("hosts") = snapshot.hosts, py::arg("ranks_here") = snapshot.ranks_here,
-                  py::arg("compresses") = snapshot.compresses, py::arg("buckets") = buckets,
-                  py::arg("other_carried_bytes") = snapshot.other_carried_bytes,
-                  py::arg("other_wire_bytes") = snapshot.other_wire_bytes,
-                  py::arg("stage_seconds") = stages,
-                  py::arg("hidden_seconds") = snapshot.hidden_seconds,
-                  py::arg("exposed_seconds") = snapshot.exposed_seconds,
-                  py::arg("method") = std::string(snapshot.method),
-                  py::arg("certificates") = certificates,
-                  py::arg("gradient_buckets") = snapshot.gradient_buckets,
-                  py::arg("gradient_bytes") = snapshot.gradient_bytes,
-                  py::arg("exact_tensors") = snapshot.exact_tensors,
-                  py::arg("exact_bytes") = snapshot.exact_bytes, py::arg("collectives") = by_kind);
+  return py::dict(
+      py::arg("hosts") = snapshot.hosts, py::arg("ranks_here") = snapshot.ranks_here,
+      py::arg("compresses") = snapshot.compresses, py::arg("buckets") = buckets,
+      py::arg("other_carried_bytes") = snapshot.other_carried_bytes,
+      py::arg("other_wire_bytes") = snapshot.other_wire_bytes, py::arg("stage_seconds") = stages,
+      py::arg("hidden_seconds") = snapshot.hidden_seconds,
+      py::arg("exposed_seconds") = snapshot.exposed_seconds,
+      py::arg("method") = std::string(snapshot.method), py::arg("certificates") = certificates,
+      py::arg("gradient_buckets") = snapshot.gradient_buckets,
+      py::arg("gradient_bytes") = snapshot.gradient_bytes,
+      py::arg("exact_tensors") = snapshot.exact_tensors,
+      py::arg("exact_bytes") = snapshot.exact_bytes, py::arg("collectives") = by_kind);
 }
 
 }  // namespace

@@ -8,18 +8,22 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
+type Peer = Option<(usize, Box<dyn Stream>)>;
+
 /// The links of `hosts` hosts, which are ranks 0, 1, …, over Unix sockets.
 pub fn connected(hosts: usize) -> Vec<Links> {
-    let mut peers: Vec<Vec<Option<(usize, Box<dyn Stream>)>>> =
-        (0..hosts).map(|_| (0..hosts).map(|_| None).collect()).collect();
-    for one in 0..hosts {
-        for other in one + 1..hosts {
+    let mut peers: Vec<Vec<Peer>> = (0..hosts).map(|_| Vec::new()).collect();
+    for rank in 0..hosts {
+        let (before, rest) = peers.split_at_mut(rank);
+        let own = &mut rest[0];
+        for (other, theirs) in before.iter_mut().enumerate() {
             let (here, there) = UnixStream::pair().unwrap();
             here.set_nonblocking(true).unwrap();
             there.set_nonblocking(true).unwrap();
-            peers[one][other] = Some((other, Box::new(here)));
-            peers[other][one] = Some((one, Box::new(there)));
+            own.push(Some((other, Box::new(here))));
+            theirs.push(Some((rank, Box::new(there))));
         }
+        own.push(None);
     }
     peers.into_iter().map(Links::new).collect()
 }
@@ -45,12 +49,12 @@ fn receive_all(links: &mut [Links], count: usize) -> Vec<Vec<Arrived>> {
 fn messages_of_every_size_arrive_at_all_hosts_in_order() {
     let mut links = connected(3);
     let sizes = [0, 1, HEADER_BYTES, 70_000, 0, 3 << 20];
-    for sender in 0..3 {
+    for (sender, links) in links.iter_mut().enumerate() {
         for receiver in (0..3).filter(|receiver| *receiver != sender) {
             for (part, size) in sizes.into_iter().enumerate() {
                 let bytes = vec![(sender * 16 + receiver) as u8; size];
                 let label = Label { exchange: 7, part: part as u32 };
-                links[sender].send(receiver, label, Arc::new(bytes));
+                links.send(receiver, label, Arc::new(bytes));
             }
         }
     }

@@ -69,9 +69,12 @@ impl Engine {
         self.with_gradients(limit, |gradients| gradients.set_stepping(stepping))
     }
 
-    /// What `method="auto"` stands for now; `None` with another method.
+    /// What `method="auto"` stands for now, or stood for when the group failed; `None` with another method.
     pub fn chosen_method(&self, limit: Duration) -> Result<Option<Method>> {
-        self.with_gradients(limit, |gradients| gradients.chosen_method())
+        self.with_gradients(limit, |gradients| gradients.chosen_method()).or_else(|error| {
+            let chosen = |gradients: &Gradients| gradients.chosen_method();
+            self.with_gradients_after_failure(chosen)?.ok_or(error)
+        })
     }
 
     /// Continues with what `method="auto"` stood for when a state was saved.

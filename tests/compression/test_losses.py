@@ -14,7 +14,13 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gflow
-from tests.compression.jobs import SMALL_BUCKETS, PrescribedGradients, gradients
+from tests.compression.jobs import (
+    SMALL_BUCKETS,
+    PrescribedGradients,
+    gradients,
+    same_bits,
+    take_gradients,
+)
 from tests.ranks import Died, Raised, Returned, Team
 
 # Large enough to take a while to send.
@@ -170,22 +176,26 @@ def test_a_job_goes_on_with_a_new_model_after_an_error_on_all_ranks(
     assert answers == [expected] * 2
 
 
-def other_steps(rank: int, world: int) -> str:
-    """Ranks that loaded states of different steps."""
+def other_steps(rank: int, world: int) -> tuple[str, list[str], list[torch.Tensor]]:
+    """Ranks that load states of different steps: the error, what differs, the next gradients."""
     model = DistributedDataParallel(PrescribedGradients(), bucket_cap_mb=SMALL_BUCKETS)
     for step in range(6):
         model.zero_grad()
         model(gradients(rank, step)).backward()
         if step == 4 and rank == 0:
             saved = gflow.state_dict()
-    if rank == 0:
-        gflow.load_state_dict(saved, strict=False)
-    else:
-        gflow.load_state_dict(gflow.state_dict(), strict=False)
-    return message_of(lambda: model(gradients(rank, 6)).backward())
+    own = saved if rank == 0 else gflow.state_dict()
+    refused = message_of(lambda: gflow.load_state_dict(own))
+    different = gflow.load_state_dict(own, strict=False).differences
+    model.zero_grad()
+    model(gradients(rank, 6)).backward()
+    return refused, different, take_gradients(model)
 
 
 def test_ranks_at_different_steps_are_told_so(compressing: Callable[..., Team]) -> None:
-    for said in compressing(2).run(other_steps):
-        assert "the ranks do not agree" in said, said
-        assert "load gflow's state of the same step" in said
+    answers = compressing(2).run(other_steps)
+    for refused, different, delivered in answers:
+        assert "the states are of different steps" in refused, refused
+        assert "the states are of different steps" in "; ".join(different)
+        # Loaded all the same, the ranks are in step again.
+        assert same_bits(delivered, answers[0][2])

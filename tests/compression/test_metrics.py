@@ -73,6 +73,7 @@ def test_what_is_counted_makes_sense(compressing: Callable[..., Team]) -> None:
                 "norms",
                 "pack",
                 "wire",
+                "sum",
                 "wait",
                 "unpack",
             }

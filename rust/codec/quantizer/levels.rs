@@ -157,6 +157,7 @@ impl Packing for Quinary {
 
     /// Five symbols are a number below 5^5 = 3125. It is stretched to 12 bits: as a fraction of
     /// 4096, its digits come out one after the other by multiplication.
+    #[expect(clippy::manual_div_ceil, reason = "written like this, it is vectorised")]
     #[inline(always)]
     fn pack(symbols: &Symbols, out: &mut [u8]) {
         let mut words = [0u16; QUINARY_WORDS];
@@ -190,6 +191,7 @@ impl Packing for Ternary {
     const PACKED_BYTES: usize = TERNARY_BYTES;
 
     /// Five symbols are a number below 3^5 = 243, stretched to a fraction of 256.
+    #[expect(clippy::manual_div_ceil, reason = "written like this, it is vectorised")]
     #[inline(always)]
     fn pack(symbols: &Symbols, out: &mut [u8]) {
         let mut numbers = [0u8; TERNARY_BYTES];

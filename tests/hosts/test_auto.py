@@ -1,0 +1,44 @@
+"""Tests that ranks on several hosts always agree on what `method="auto"` stands for, over links
+that are slow, and that become faster or slower in mid-run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gflow.launch.namespaces import Network
+from tests.hosts.running import Ranks, lines_of
+
+pytestmark = pytest.mark.gflow_only("only gflow chooses how gradients are sent")
+
+SLOW = 20_000_000
+FAST = 10_000_000_000
+STEPS = 120
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [(SLOW, FAST), pytest.param(FAST, SLOW, marks=pytest.mark.thorough)],
+    ids=["slow-then-fast", "fast-then-slow"],
+)
+def test_all_hosts_use_the_same_method_while_the_link_changes(
+    hosts: Callable[..., Network], first: int, then: int
+) -> None:
+    network = hosts(3)
+    for host in network.hosts:
+        host.limit(first)
+    with Ranks("tests.hosts.choosing", network.hosts, {}, [str(STEPS)]) as ranks:
+        ranks.wait_until_all_say("settled", timeout_s=120.0)
+        for host in network.hosts:
+            host.limit(then)
+        run = ranks.ended(timeout_s=240.0)
+    told = [[line for line in lines_of(rank.output) if "step" in line] for rank in run.ranks]
+    for rank, lines in enumerate(told):
+        assert len(lines) == STEPS, run.ranks[rank].story()
+        assert lines == told[0], f"rank {rank} and rank 0 differ"
+    methods = [line["method"] for line in told[0]]
+    assert methods[:3] == ["exact"] * 3
+    if first == SLOW:
+        # A step would take half a second exactly, and a few milliseconds without the network.
+        assert "exact" not in methods[30:40]
