@@ -260,7 +260,7 @@ impl ExchangePath for DevicePath {
             return Ok(());
         };
         let Coding::Chunks { wire, .. } = plan.coding else {
-            return Err(Failure::Broken("gradients on a device are not quantised".into()).into());
+            return Err(Failure::Broken("a method for host memory on a device".into()).into());
         };
         let communicators = self.communicators(context.fabric, &first, context.deadline)?;
         let Some(across) = &communicators.across else { return Ok(()) };

@@ -3,12 +3,13 @@
 use super::gpu::{self, Gpu, Pending, bring, call_for, gpus, submit, submit_brought};
 use super::standin::Standin;
 use super::{exchange, gradients};
+use crate::codec::quantizer::Levels;
 use crate::collective::call::{Call, CollectiveKind};
 use crate::collective::types::DataType;
 use crate::engine::tests::gradient_case::{self as cpu, Case, kept_of, two_hosts};
 use crate::engine::tests::harness::{Member, call};
 use crate::error::Result;
-use crate::gradients::BucketState;
+use crate::gradients::{BucketState, Method};
 use std::time::{Duration, Instant};
 
 const CUDA_ERROR_OUT_OF_MEMORY: i32 = 2;
@@ -84,6 +85,22 @@ fn end(members: Vec<Member>, pending: Vec<Result<Pending>>) {
     let start = Instant::now();
     drop(members);
     assert!(start.elapsed() < 2 * BOUND);
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn a_method_for_host_memory_is_refused_at_the_first_bucket_with_what_to_use() {
+    let standin = Standin::ready();
+    let case = Case { method: Method::Quantized(Levels::Int3), ..two_hosts(vec![3000]) };
+    let members = case.members();
+    let gpus = gpus(&members);
+    let pending = begin(&case, &members, &gpus, BOUND);
+    for (rank, member) in members.iter().enumerate() {
+        let text = later_error(member);
+        assert_has(&text, &[&format!("rank {rank}"), "sent as int3 from a GPU", "\"chunks\""]);
+    }
+    end(members, pending);
+    standin.clear();
 }
 
 #[test]
