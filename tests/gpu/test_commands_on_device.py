@@ -60,7 +60,7 @@ def race(rank: Rank) -> dict[str, Any]:
         seen: dict[str, Any] = {"all_reduce": len(reducing.turn(1, 2))}
         plan = {"model": "resnet50", "image": 64, "batch": 1, "bucket_view": True, "hosts": 1}
         plan |= {"density": 0.1, "fusion_bytes": None, "device": NAME}
-        replica = Replica("gflow", rank, plan)
+        replica = Replica("gflow-chunks", rank, plan)
         seen["steps"] = len(replica.turn(3, 2))
         replica.check()
         return seen | replica.counters()

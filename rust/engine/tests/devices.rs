@@ -270,8 +270,9 @@ fn what_gpus_measure_is_counted_as_on_the_cpu() {
             assert!((ratio - expected).abs() < 1e-6 * expected, "{ratio} and {expected}");
         }
         for (stage, seconds) in Stage::ALL.iter().zip(counted.seconds) {
-            // Only the host waits.
-            assert!(seconds > 0.0 || *stage == Stage::Wait, "{}", stage.name());
+            // Only the host waits, and chunks are summed on the wire.
+            let is_absent = [Stage::Wait, Stage::Sum].contains(stage);
+            assert!(seconds > 0.0 || is_absent, "{}", stage.name());
         }
     }
     standin.assert_clean();
