@@ -5,13 +5,14 @@
 //! | **what gflow does with them** | |
 //! | [`watchdog`] | a thread that watches what is enqueued on a group's devices |
 //! | [`findings`] | what `gflow doctor` reports |
-//! | `exchange/inter_host` | the compressed exchange between hosts: all stages in order |
+//! | `exchange/inter_host` | the exchange of chunks between hosts: all stages in order |
+//! | `exchange/two_legs` | the exchange of quantised gradients between hosts |
 //! | `exchange/intra_host` | reduce-scatter and all-gather within a host |
 //! | `exchange/stages` | one kernel launch per stage of the exchange |
 //! | `exchange/shard_layout`, `scratch` | where a shard's norms and wire elements are in scratch memory |
 //! | `exchange/report` | stage times and norms, measured on the device |
-//! | `exchange/device_queue`, `device_buffer` | one device of a rank in a group; a residual or velocity on it |
-//! | `kernels/kernels.cu` | the kernels |
+//! | `exchange/device_queue`, `device_buffer` | one device of a rank in a group; what a bucket keeps on it |
+//! | `kernels/kernels.cu`, `quantizer.cu` | the kernels |
 //! | `kernels/kernel`, `launch`, `module` | their names, launch shapes, and the module loaded on a device |
 //! | `kernels/compile`, `norm_limit` | compiling them with NVRTC; the cap on norms |
 //! | **checked wrappers** | |
@@ -40,8 +41,8 @@ mod watchdog_tests;
 #[cfg(test)]
 pub use exchange::hooks;
 pub use exchange::{
-    DeviceBuffer, DeviceQueue, DeviceReport, DeviceShard, InterHostExchange, IntraHostExchange,
-    Scratch,
+    DeviceBuffer, DeviceQueue, DeviceReport, DeviceShard, DeviceSizes, InterHostExchange,
+    IntraHostExchange, QuantizedDeviceShard, Scratch, TwoLegsExchange,
 };
 pub use findings::{Finding, probe};
 pub use safe::communicator::{Communicator, OnPoll, close_in_background};

@@ -3,9 +3,9 @@
 //! quantiser follows them. All cover this rank's shard only, and hold finite numbers only.
 
 use super::config::Treatment;
+use super::sizes_buffer::SizesBuffer;
 use super::state_buffer::{Location, StateBuffer};
 use crate::codec::Momentum;
-use crate::codec::quantizer::rescale_sizes;
 use crate::cuda;
 use crate::simd::half_precision::BF16;
 use crate::simd::number::Stored;
@@ -20,9 +20,8 @@ pub struct Bucket {
     pub residual: StateBuffer,
     /// Empty until there is momentum.
     pub velocity: StateBuffer,
-    /// How large each element usually is, as bf16; empty until a quantiser needs it. Shared with the
-    /// parcels under way.
-    pub sizes: Arc<Vec<u16>>,
+    /// How large each element usually is; empty until a quantiser needs it.
+    pub sizes: SizesBuffer,
     backup: Backup,
     /// How it was exchanged last, to log changes only.
     treated: Option<Treatment>,
@@ -53,7 +52,7 @@ struct Backup {
     is_valid: bool,
     residual: StateBuffer,
     velocity: StateBuffer,
-    sizes: Arc<Vec<u16>>,
+    sizes: SizesBuffer,
 }
 
 /// The buffers that a bucket needs for its next exchange.
@@ -74,7 +73,7 @@ impl Bucket {
     /// Its state in host memory. Waits for the device if the state is there.
     pub fn state(&self, limit: Duration) -> cuda::Result<BucketState> {
         let (residual, velocity) = (self.residual.to_host(limit)?, self.velocity.to_host(limit)?);
-        let sizes = self.sizes.iter().map(|size| BF16(*size).widen()).collect();
+        let sizes = self.sizes.to_host(limit)?.into_iter().map(|size| BF16(size).widen()).collect();
         Ok(BucketState { step: self.step, residual, velocity, sizes })
     }
 
@@ -91,9 +90,9 @@ impl Bucket {
 
     /// Whether its state has to move before it can be used at `location`.
     pub fn is_elsewhere(&self, location: &Location) -> bool {
-        [&self.residual, &self.velocity]
-            .iter()
-            .any(|buffer| !buffer.is_empty() && !buffer.is_at(location))
+        let buffers = [&self.residual, &self.velocity];
+        buffers.iter().any(|buffer| !buffer.is_empty() && !buffer.is_at(location))
+            || !self.sizes.is_empty() && !self.sizes.is_at(location)
     }
 
     pub fn as_host_mut(&mut self) -> Option<HostBuffers<'_>> {
@@ -101,7 +100,7 @@ impl Bucket {
         Some(HostBuffers {
             residual,
             velocity: self.velocity.as_host_mut()?,
-            sizes: &mut self.sizes,
+            sizes: self.sizes.as_host_mut()?,
         })
     }
 
@@ -109,8 +108,8 @@ impl Bucket {
     /// dropped.
     pub fn make_room(&mut self, needed: &Needed) -> cuda::Result<()> {
         let Needed { elements, residual, sizes, momentum, location, limit } = *needed;
-        if sizes && self.sizes.len() != elements {
-            self.sizes = Arc::new(vec![0; elements]);
+        if sizes || !self.sizes.is_empty() {
+            self.sizes.resize_for(elements, location, limit)?;
         }
         if residual {
             self.residual.resize_for(elements, location, limit)?;
@@ -128,7 +127,7 @@ impl Bucket {
         if !self.backup.is_valid {
             self.backup.residual.copy_from(&self.residual)?;
             self.backup.velocity.copy_from(&self.velocity)?;
-            self.backup.sizes = self.sizes.clone();
+            self.backup.sizes.copy_from(&self.sizes)?;
             self.backup.is_valid = true;
         }
         Ok(())
@@ -156,8 +155,7 @@ impl Bucket {
     /// Multiplies its state: the unit of the gradients has changed by this factor. A scale that grows
     /// without bound must not make anything infinite.
     pub fn rescale(&mut self, factor: f32) -> cuda::Result<()> {
-        let sizes: &mut Vec<u16> = Arc::make_mut(&mut self.sizes);
-        rescale_sizes(sizes, factor);
+        self.sizes.rescale(factor)?;
         self.residual.rescale(factor)?;
         self.velocity.rescale(factor)
     }
@@ -166,7 +164,8 @@ impl Bucket {
 impl From<BucketState> for Bucket {
     fn from(BucketState { step, residual, velocity, sizes }: BucketState) -> Bucket {
         let (residual, velocity) = (StateBuffer::Host(residual), StateBuffer::Host(velocity));
-        let sizes = Arc::new(sizes.into_iter().map(|size| BF16::narrow(size).0).collect());
+        let sizes = sizes.into_iter().map(|size| BF16::narrow(size).0).collect();
+        let sizes = SizesBuffer::Host(Arc::new(sizes));
         Bucket { step, residual, velocity, sizes, ..Bucket::default() }
     }
 }

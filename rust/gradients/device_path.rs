@@ -12,15 +12,16 @@ use super::failure::ExchangeFailure;
 use super::fused_bucket::{FusedBucket, Tensor};
 use super::shard::Shard;
 use super::state_buffer::{Location, StateBuffer};
-use crate::codec::{Coding, Momentum, chunks_to_send};
+use crate::codec::quantizer::{Ownership, Quantizer};
+use crate::codec::{Coding, Momentum, Wire, chunks_to_send};
 use crate::collective::fabric::Fabric;
 use crate::collective::hierarchical;
 use crate::collective::info::CollectiveInfo;
 use crate::collective::partition::partitions;
 use crate::collective::span::Span;
 use crate::cuda::{
-    self, Completion, DeviceQueue, DeviceReport, DeviceShard, DeviceSlice, Fault,
-    InterHostExchange, IntraHostExchange, OnPoll, Scratch,
+    self, Communicator, Completion, DeviceQueue, DeviceReport, DeviceShard, DeviceSlice, Fault,
+    InterHostExchange, IntraHostExchange, OnPoll, QuantizedDeviceShard, Scratch, TwoLegsExchange,
 };
 use crate::observe::gradient_counters::{GradientCounters, Stage};
 use crate::simd::element::Element;
@@ -35,7 +36,7 @@ pub struct DevicePath {
     communicators: Option<Communicators>,
     scratch: Scratch,
     rank: usize,
-    /// Bytes that this rank sent for exchanges not counted yet, as far as a ring would send them.
+    /// Bytes that this rank sent for exchanges not counted yet; of chunks, as far as a ring would send them.
     sent: u64,
 }
 
@@ -120,6 +121,7 @@ impl DevicePath {
         buckets: &[FusedBucket],
         plan: ExchangePlan,
     ) -> Result<(), ExchangeFailure> {
+        let sizes = matches!(plan.coding, Coding::Quantized(Quantizer { uses_sizes: true, .. }));
         let failed = |fault| self.failed(fault);
         let location = self.location();
         for fused in buckets {
@@ -136,7 +138,7 @@ impl DevicePath {
             let needed = Needed {
                 elements: shard.elements(),
                 residual: true,
-                sizes: false,
+                sizes,
                 momentum: plan.momentum,
                 location: &location,
                 limit,
@@ -176,6 +178,92 @@ impl DevicePath {
                 report.end_stage().map(|()| Vec::new())
             },
         )
+    }
+
+    /// Enqueues the exchange of the selected chunks of some buckets.
+    fn send_chunks(
+        &mut self,
+        context: &mut ExchangeContext,
+        buckets: &mut [FusedBucket],
+        plan: ExchangePlan,
+        wire: Wire,
+        across: &Communicator,
+        first: &Arc<CollectiveInfo>,
+    ) -> Result<(), ExchangeFailure> {
+        let ExchangeContext { fabric, store, counters, deadline, .. } = context;
+        let topology = fabric.topology();
+        let hosts = topology.hosts();
+        let exchange = InterHostExchange {
+            queue: &self.queue,
+            communicator: across,
+            hosts,
+            is_first_host: topology.host() == 0,
+            wire,
+            momentum: plan.momentum,
+        };
+        let (mut numbers, mut shards) = (Vec::new(), Vec::new());
+        for fused in buckets.iter() {
+            if let Some(shard) = &fused.shard {
+                let bucket = store.get(fused.agreed.number).ok_or_else(not_on_device)?;
+                shards.push(device_shard(shard, fused.coding.density(), bucket, plan)?);
+                numbers.push(fused.agreed.number);
+            }
+        }
+        let (mut scratch, mut sent) = (std::mem::take(&mut self.scratch), Vec::new());
+        let enqueuing = Enqueuing { fabric, counters, deadline: *deadline };
+        let outcome = self.enqueue(first, enqueuing, &STAGES, |report, on_poll| {
+            sent = exchange.run(&shards, &mut scratch, report, on_poll)?;
+            Ok(numbers)
+        });
+        self.scratch = scratch;
+        outcome?;
+        for (shard, sent) in buckets.iter_mut().filter_map(|fused| fused.shard.as_mut()).zip(sent) {
+            shard.sent_elements = sent;
+            let bytes = sent * wire.element_bytes();
+            self.sent += ring_bytes(hosts, bytes);
+            counters.add_norm_bytes(ring_bytes(hosts, 4 * shard.grid.chunks()));
+        }
+        Ok(())
+    }
+
+    /// Enqueues the exchange of some buckets of which every element is sent with a few levels.
+    fn send_quantized(
+        &mut self,
+        context: &mut ExchangeContext,
+        buckets: &mut [FusedBucket],
+        plan: ExchangePlan,
+        quantizer: Quantizer,
+        across: &Communicator,
+        first: &Arc<CollectiveInfo>,
+    ) -> Result<(), ExchangeFailure> {
+        let ExchangeContext { fabric, store, counters, deadline, .. } = context;
+        let topology = fabric.topology();
+        let exchange = TwoLegsExchange {
+            queue: &self.queue,
+            communicator: across,
+            ownership: Ownership { hosts: topology.hosts(), host: topology.host() },
+            quantizer,
+            momentum: plan.momentum,
+        };
+        let (mut numbers, mut shards) = (Vec::new(), Vec::new());
+        for fused in buckets.iter_mut() {
+            if let Some(shard) = &mut fused.shard {
+                let bucket = store.get(fused.agreed.number).ok_or_else(not_on_device)?;
+                let step = fused.agreed.step;
+                shards.push(quantized_shard(shard, bucket, step, &quantizer)?);
+                numbers.push(fused.agreed.number);
+                shard.sent_elements = shard.elements();
+            }
+        }
+        let (mut scratch, mut sent) = (std::mem::take(&mut self.scratch), 0);
+        let enqueuing = Enqueuing { fabric, counters, deadline: *deadline };
+        let outcome = self.enqueue(first, enqueuing, &TWO_LEGS, |report, on_poll| {
+            sent = exchange.run(&shards, &mut scratch, report, on_poll)?;
+            Ok(numbers)
+        });
+        self.scratch = scratch;
+        self.sent += sent;
+        outcome
     }
 }
 
@@ -243,13 +331,16 @@ impl ExchangePath for DevicePath {
 
     fn follow_sizes(
         &mut self,
-        _shard: Span,
-        _element: Element,
-        _bucket: &mut Bucket,
-        _step: u64,
+        shard: Span,
+        element: Element,
+        bucket: &mut Bucket,
+        step: u64,
     ) -> Result<(), ExchangeFailure> {
-        // Nothing is quantised on a device.
-        Ok(())
+        let sizes = bucket.sizes.as_device().ok_or_else(not_on_device)?;
+        // SAFETY: the tensor belongs to the exchange until that ends, and has as many elements as there
+        // are sizes.
+        let followed = unsafe { sizes.follow(device_slice(shard, element), step) };
+        followed.map_err(|fault| self.failed(fault))
     }
 
     fn dispatch(
@@ -261,46 +352,17 @@ impl ExchangePath for DevicePath {
         let Some(first) = buckets.first().map(|bucket| bucket.tensor.info.clone()) else {
             return Ok(());
         };
-        let Coding::Chunks { wire, .. } = plan.coding else {
-            return Err(Failure::Broken("gradients on a device are not quantised".into()).into());
-        };
         let communicators = self.communicators(context.fabric, &first, context.deadline)?;
         let Some(across) = &communicators.across else { return Ok(()) };
         self.make_room(context, buckets, plan)?;
-        let ExchangeContext { fabric, store, counters, deadline, .. } = context;
-        let topology = fabric.topology();
-        let hosts = topology.hosts();
-        let exchange = InterHostExchange {
-            queue: &self.queue,
-            communicator: across,
-            hosts,
-            is_first_host: topology.host() == 0,
-            wire,
-            momentum: plan.momentum,
-        };
-        let (mut numbers, mut shards) = (Vec::new(), Vec::new());
-        for fused in buckets.iter() {
-            if let Some(shard) = &fused.shard {
-                let bucket = store.get(fused.agreed.number).ok_or_else(not_on_device)?;
-                shards.push(device_shard(shard, fused.coding.density(), bucket, plan)?);
-                numbers.push(fused.agreed.number);
+        match plan.coding {
+            Coding::Chunks { wire, .. } => {
+                self.send_chunks(context, buckets, plan, wire, across, &first)
+            }
+            Coding::Quantized(quantizer) => {
+                self.send_quantized(context, buckets, plan, quantizer, across, &first)
             }
         }
-        let (mut scratch, mut sent) = (std::mem::take(&mut self.scratch), Vec::new());
-        let enqueuing = Enqueuing { fabric, counters, deadline: *deadline };
-        let outcome = self.enqueue(&first, enqueuing, &STAGES, |report, on_poll| {
-            sent = exchange.run(&shards, &mut scratch, report, on_poll)?;
-            Ok(numbers)
-        });
-        self.scratch = scratch;
-        outcome?;
-        for (shard, sent) in buckets.iter_mut().filter_map(|fused| fused.shard.as_mut()).zip(sent) {
-            shard.sent_elements = sent;
-            let bytes = sent * wire.element_bytes();
-            self.sent += ring_bytes(hosts, bytes);
-            counters.add_norm_bytes(ring_bytes(hosts, 4 * shard.grid.chunks()));
-        }
-        Ok(())
     }
 
     fn is_done_when_dispatched(&self) -> bool {
@@ -320,6 +382,9 @@ impl ExchangePath for DevicePath {
 /// The stages of an exchange, as [`InterHostExchange::run`] reports them.
 static STAGES: [Stage; 5] =
     [Stage::Accumulate, Stage::Norms, Stage::Pack, Stage::Wire, Stage::Unpack];
+
+/// The same of [`TwoLegsExchange::run`].
+static TWO_LEGS: [Stage; 5] = [Stage::Pack, Stage::Wire, Stage::Sum, Stage::Wire, Stage::Unpack];
 
 /// Counts what the device has measured of something that is complete there.
 fn count_report(
@@ -357,6 +422,26 @@ fn device_shard<'a>(
         residual: bucket.residual.as_device().ok_or_else(not_on_device)?,
         velocity: bucket.velocity.as_device(),
         clears_velocity: momentum.is_some_and(|by| config.clears_velocity(density, by)),
+    })
+}
+
+/// A shard that is quantised, with the state of its bucket, for which room was made on the device.
+fn quantized_shard<'a>(
+    shard: &Shard,
+    bucket: &'a Bucket,
+    step: u64,
+    quantizer: &Quantizer,
+) -> Result<QuantizedDeviceShard<'a>, ExchangeFailure> {
+    let sizes = match quantizer.uses_sizes {
+        true => Some(bucket.sizes.as_device().ok_or_else(not_on_device)?),
+        false => None,
+    };
+    Ok(QuantizedDeviceShard {
+        gradient: device_slice(shard.span, shard.element),
+        residual: bucket.residual.as_device().ok_or_else(not_on_device)?,
+        velocity: bucket.velocity.as_device(),
+        sizes,
+        step,
     })
 }
 

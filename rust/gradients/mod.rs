@@ -18,7 +18,7 @@
 //! | `courier`, `parcel`, `parcel_pool` | how chunks travel round the ring while the worker continues |
 //! | `device_path`, `devices`, `bootstrap` | the stages on a device, its queue, and its NCCL communicators |
 //! | `fused_bucket`, `failure` | a bucket during one exchange, and why that failed |
-//! | `bucket`, `state_buffer`, `store` | what is kept of a bucket from step to step |
+//! | `bucket`, `state_buffer`, `sizes_buffer`, `store` | what is kept of a bucket from step to step |
 //!
 //! Everything happens in the order of the program, which is the same on every rank. Only an exchange that
 //! all ranks have agreed on changes the state of a bucket.
@@ -43,6 +43,7 @@ mod parcel_pool;
 mod paths;
 mod ring_route;
 mod shard;
+mod sizes_buffer;
 mod state_buffer;
 mod store;
 mod two_legs;

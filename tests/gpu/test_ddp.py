@@ -58,6 +58,15 @@ def test_gradients_are_those_of_the_cpu_where_hosts_have_several_ranks(
     check_same(on_device("aab", wire="fp32"), train, {})
 
 
+@pytest.mark.parametrize("method", ["int8", "int3", "quinary"])
+@pytest.mark.parametrize("where", [2, "aab"], ids=["two_hosts", "two_ranks_on_one"])
+def test_quantised_gradients_are_those_of_the_cpu_to_the_bit(
+    on_device: Callable[..., Team], where: int | str, method: str
+) -> None:
+    for delivered, _, _ in check_same(on_device(where, method=method), train, {}):
+        assert all(part.count_nonzero() > 0 for part in delivered[-1])
+
+
 MODES: dict[str, dict[str, Any]] = {
     "find_unused": {"find_unused_parameters": True},
     "static_graph": {"static_graph": True},

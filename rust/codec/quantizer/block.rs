@@ -19,8 +19,9 @@ const ORDINARY: std::ops::RangeInclusive<f32> = 1e-30..=1e30;
 /// the lowest bits.
 const ROUNDER: f32 = 12_582_912.0;
 
-/// The largest level that bf16 can hold.
-const LARGEST_LEVEL: f32 = f32::from_bits(0x7f7f_0000);
+/// The largest numbers of the 16-bit types.
+const LARGEST_F16: f32 = 65504.0;
+const LARGEST_BF16: f32 = f32::from_bits(0x7f7f_0000);
 
 /// Buffers for one block, and the instructions to use. Use the same workspace for all blocks, so
 /// that it stays in the cache.
@@ -227,7 +228,7 @@ fn round_unbiased<P: Packing>(
     let step = step * (squares / count as f32).sqrt();
     let projection = round_all::<P>(numbers, 1.0 / step, symbols);
     // The largest element of a block is above its root mean square, so some symbol is not zero.
-    (squares / projection * unit).min(LARGEST_LEVEL)
+    (squares / projection * unit).min(LARGEST_BF16)
 }
 
 /// Multiplies numbers that are very large or very small, so that their squares can be added. Returns
@@ -377,15 +378,16 @@ pub fn read(gradient: &Gradient, out: &mut [f32]) {
     }
 }
 
-/// Stores numbers as the elements of a gradient.
+/// Stores finite numbers as the elements of a gradient, which stay finite: what its type cannot
+/// express is kept.
 pub fn store(gradient: &mut Gradient, numbers: &[f32]) {
     match gradient {
         Gradient::F32(out) => out.copy_from_slice(numbers),
         Gradient::F16(bits) => {
-            bits.iter_mut().zip(numbers).for_each(|(out, x)| *out = F16::narrow(*x).0);
+            bits.iter_mut().zip(numbers).for_each(|(out, x)| *out = to_f16(*x).0);
         }
         Gradient::BF16(bits) => {
-            bits.iter_mut().zip(numbers).for_each(|(out, x)| *out = BF16::narrow(*x).0);
+            bits.iter_mut().zip(numbers).for_each(|(out, x)| *out = to_bf16(*x).0);
         }
     }
 }
@@ -393,8 +395,17 @@ pub fn store(gradient: &mut Gradient, numbers: &[f32]) {
 /// A number as it is after it was stored as an element of this type.
 pub fn rounded_to(element: Element, number: f32) -> f32 {
     match element {
-        Element::F16 => F16::narrow(number).widen(),
-        Element::BF16 => BF16::narrow(number).widen(),
+        Element::F16 => to_f16(number).widen(),
+        Element::BF16 => to_bf16(number).widen(),
         _ => number,
     }
+}
+
+/// The nearest of the finite numbers of this type.
+fn to_f16(number: f32) -> F16 {
+    F16::narrow(number.clamp(-LARGEST_F16, LARGEST_F16))
+}
+
+fn to_bf16(number: f32) -> BF16 {
+    BF16::narrow(number.clamp(-LARGEST_BF16, LARGEST_BF16))
 }

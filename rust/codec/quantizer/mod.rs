@@ -32,15 +32,18 @@
 //! |---|---|
 //! | `levels.rs` | how many levels there are, and how symbols are packed into bytes |
 //! | `block.rs` | encoding and decoding of one block, compiled per instruction set |
+//! | `ownership.rs` | which host owns which block |
 //! | `sizes.rs` | the sizes of elements, and how they follow what was delivered |
 
 mod block;
 mod levels;
+mod ownership;
 mod sizes;
 
 pub use block::Workspace;
 pub use levels::Levels;
-pub use sizes::{follow, rescale as rescale_sizes};
+pub use ownership::{Ownership, RUN};
+pub use sizes::{TURNS, first_turn, follow, rescale as rescale_sizes};
 
 use super::gradient::Gradient;
 use crate::simd::element::Element;
@@ -50,6 +53,10 @@ use block::Block;
 
 /// Elements in a block. Divisible by the number of symbols in a byte or word of every kind.
 pub const BLOCK: usize = 640;
+
+/// Norms are taken of one block in this many: they are for the metrics only. Odd, so that every host
+/// samples blocks that others own.
+pub const SAMPLED: usize = 61;
 
 /// Bytes of a block's level, which come before its symbols.
 const LEVEL_BYTES: usize = 2;
@@ -129,6 +136,15 @@ impl Quantizer {
     /// Bytes of a block on the wire; a shorter block at the end of a gradient takes as many.
     pub fn block_bytes(&self) -> usize {
         LEVEL_BYTES + self.levels.packed_bytes()
+    }
+
+    /// The multiple of a block's root mean square that is a step; `None` if blocks are rounded to their
+    /// maximum.
+    pub fn unbiased_step(&self) -> Option<f32> {
+        match self.rounding {
+            Rounding::ToMaximum => None,
+            Rounding::Unbiased { step } => Some(step),
+        }
     }
 
     pub fn bits_per_element(&self) -> f64 {

@@ -26,14 +26,19 @@ const FLOOR: f32 = 0.02;
 /// No size is larger, so that the squares of a block can be added up.
 const LARGEST_SIZE: f32 = 1e17;
 
+/// The first block whose turn it is at `step`.
+pub fn first_turn(step: u64) -> usize {
+    ((TURNS - step % TURNS) % TURNS) as usize
+}
+
 /// Updates the sizes of those blocks of a gradient whose turn it is at `step`, from what was
 /// delivered. Blocks with infinity or NaN keep theirs.
 pub fn follow(sizes: &mut [u16], delivered: &mut Gradient, step: u64) {
     assert_eq!(sizes.len(), delivered.len(), "gflow: the sizes of a gradient");
     let set = InstructionSet::best();
-    let first = (TURNS - step % TURNS) % TURNS;
+    let first = first_turn(step);
     let mut numbers = [0.0; BLOCK];
-    for block in (first as usize..sizes.len().div_ceil(BLOCK)).step_by(TURNS as usize) {
+    for block in (first..sizes.len().div_ceil(BLOCK)).step_by(TURNS as usize) {
         let range = block * BLOCK..sizes.len().min((block + 1) * BLOCK);
         block::read(&delivered.part(range.clone()), &mut numbers);
         numbers[range.len()..].fill(0.0);

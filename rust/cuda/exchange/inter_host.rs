@@ -1,10 +1,10 @@
-//! The compressed exchange of shards between hosts, enqueued on a device's stream.
+//! The exchange of chunks of shards between hosts, enqueued on a device's stream.
 //!
 //! The arithmetic is that of `codec`, to the bit, with one exception: what NCCL rounds off a 16-bit
 //! partial sum on the way is lost, while the CPU ring returns it to the residual.
 
 use super::device_queue::DeviceQueue;
-use super::report::DeviceReport;
+use super::report::{DeviceNorms, DeviceReport};
 use super::scratch::Scratch;
 use super::shard_layout::{DeviceShard, ScratchLayout};
 use super::stages::Stages;
@@ -59,7 +59,9 @@ impl InterHostExchange<'_> {
         for layout in &layouts {
             stages.accumulate(layout)?;
         }
-        report.copy_norms(&layouts)?;
+        let counts = layouts.iter().map(|layout| layout.chunks as usize).collect();
+        let (own, gradient) = (first.norms, first.gradient_norms);
+        report.copy_norms(&DeviceNorms { own, gradient, counts })?;
         report.end_stage()?;
         // SAFETY: the scratch memory is this queue's, and large enough for the layout.
         unsafe { communicator.all_reduce(&queue.stream, norms, on_poll) }?;

@@ -11,8 +11,9 @@ mod report;
 mod scratch;
 mod shard_layout;
 mod stages;
+mod two_legs;
 
-pub use device_buffer::DeviceBuffer;
+pub use device_buffer::{DeviceBuffer, DeviceSizes};
 pub use device_queue::DeviceQueue;
 #[cfg(test)]
 pub use device_queue::hooks;
@@ -21,3 +22,4 @@ pub use intra_host::IntraHostExchange;
 pub use report::DeviceReport;
 pub use scratch::Scratch;
 pub use shard_layout::DeviceShard;
+pub use two_legs::{QuantizedDeviceShard, TwoLegsExchange};

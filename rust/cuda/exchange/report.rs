@@ -21,12 +21,22 @@ pub struct DeviceReport {
 }
 
 /// Norms on their way to the host. The buffer has three words per chunk: first all own norms, then
-/// all norms of the gradient, then all slots on the wire.
+/// all norms of the gradient, then all slots on the wire, if there are any.
 struct Norms {
     buffer: PinnedBuffer,
     chunks: usize,
+    has_slots: bool,
     /// The chunks of each shard.
     shards: Vec<Range<usize>>,
+}
+
+/// Where the norms of all shards are on the device, those of one shard after those of another.
+pub(super) struct DeviceNorms {
+    /// Of what could be sent, or of what is left.
+    pub own: u64,
+    pub gradient: u64,
+    /// How many each shard has.
+    pub counts: Vec<usize>,
 }
 
 impl DeviceReport {
@@ -49,23 +59,24 @@ impl DeviceReport {
     }
 
     /// Copies this rank's norms. Call it before they are summed over all ranks.
-    pub(super) fn copy_norms(&mut self, layouts: &[ShardLayout]) -> Result<()> {
-        let Some(first) = layouts.first() else { return Ok(()) };
-        let mut end = 0;
-        let mut next = |layout: &ShardLayout| {
-            let start = end;
-            end += layout.chunks as usize;
-            start..end
+    pub(super) fn copy_norms(&mut self, norms: &DeviceNorms) -> Result<()> {
+        let mut chunks = 0;
+        let next = |count: &usize| {
+            let start = chunks;
+            chunks += count;
+            start..chunks
         };
-        let shards: Vec<_> = layouts.iter().map(&mut next).collect();
-        let chunks = end;
+        let shards: Vec<_> = norms.counts.iter().map(next).collect();
+        if chunks == 0 {
+            return Ok(());
+        }
         let mut buffer = PinnedBuffer::acquire(&self.stream.context, 3 * chunks)?;
         // SAFETY: the norms of all shards are contiguous in the scratch memory of the exchange.
         unsafe {
-            buffer.copy_from_device(&self.stream, 0, chunks, first.norms)?;
-            buffer.copy_from_device(&self.stream, chunks, chunks, first.gradient_norms)?;
+            buffer.copy_from_device(&self.stream, 0, chunks, norms.own)?;
+            buffer.copy_from_device(&self.stream, chunks, chunks, norms.gradient)?;
         }
-        self.norms = Some(Norms { buffer, chunks, shards });
+        self.norms = Some(Norms { buffer, chunks, has_slots: false, shards });
         Ok(())
     }
 
@@ -75,6 +86,7 @@ impl DeviceReport {
             return Ok(());
         };
         let chunks = norms.chunks;
+        norms.has_slots = true;
         // SAFETY: so are their slots.
         unsafe { norms.buffer.copy_from_device(&self.stream, 2 * chunks, chunks, first.slots) }
     }
@@ -90,8 +102,9 @@ impl DeviceReport {
         let times: Result<Vec<_>> = stages.map(|(start, end)| end.seconds_since(start)).collect();
         let exchange_norms = self.norms.map(|norms| {
             // SAFETY: all copies come before the end, which is complete.
-            let words = unsafe { norms.buffer.words(3 * norms.chunks) };
-            let exchange_norms = exchange_norms(words, &norms.shards);
+            let words =
+                unsafe { norms.buffer.words((2 + usize::from(norms.has_slots)) * norms.chunks) };
+            let exchange_norms = exchange_norms(words, norms.chunks, &norms.shards);
             norms.buffer.release();
             exchange_norms
         });
@@ -103,20 +116,17 @@ fn record(stream: &Stream, has_time: bool) -> Result<Arc<Event>> {
     Ok(Arc::new(if has_time { stream.record_with_time()? } else { stream.record()? }))
 }
 
-/// The norms of each shard, from the words of [`Norms`].
-fn exchange_norms(words: &[u32], shards: &[Range<usize>]) -> Vec<ExchangeNorms> {
-    let chunks = words.len() / 3;
+/// The norms of each shard, from the words of [`Norms`]. Without slots no chunk was sent.
+fn exchange_norms(words: &[u32], chunks: usize, shards: &[Range<usize>]) -> Vec<ExchangeNorms> {
+    let is_sent =
+        |chunk: &usize| words.get(2 * chunks + chunk).is_some_and(|slot| *slot != NOT_SELECTED);
     // As on the CPU: only finite norms count.
     let norm = |index: usize| {
         Some(f64::from(f32::from_bits(words[index]))).filter(|norm| norm.is_finite())
     };
     let one = |shard: &Range<usize>| ExchangeNorms {
         gradient: shard.clone().filter_map(|chunk| norm(chunks + chunk)).sum(),
-        unsent: shard
-            .clone()
-            .filter(|chunk| words[2 * chunks + chunk] == NOT_SELECTED)
-            .filter_map(norm)
-            .sum(),
+        unsent: shard.clone().filter(|chunk| !is_sent(chunk)).filter_map(norm).sum(),
     };
     shards.iter().map(one).collect()
 }
@@ -135,6 +145,8 @@ mod tests {
             ExchangeNorms { gradient: 2.5, unsent: 1.0 },
             ExchangeNorms { gradient: 4.0, unsent: 8.0 },
         ];
-        assert_eq!(exchange_norms(&words, &[0..3, 3..4]), expected[..]);
+        assert_eq!(exchange_norms(&words, 4, &[0..3, 3..4]), expected[..]);
+        let all = ExchangeNorms { gradient: 6.5, unsent: 12.0 };
+        assert_eq!(exchange_norms(&words[..8], 4, &[0..4]), [all]);
     }
 }

@@ -12,6 +12,11 @@ pub struct Scratch {
     pub(super) selected: ScratchBuffer,
     pub(super) slots: ScratchBuffer,
     pub(super) wire: ScratchBuffer,
+    /// Of quantised gradients: what goes to the owners of blocks, what comes from the other hosts for
+    /// this one's blocks, and the sums of all blocks.
+    pub(super) parts: ScratchBuffer,
+    pub(super) received: ScratchBuffer,
+    pub(super) sums: ScratchBuffer,
 }
 
 #[derive(Debug, Default)]

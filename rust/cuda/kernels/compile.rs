@@ -1,17 +1,22 @@
-//! Compiling kernels.cu for a GPU, once per machine: the image is kept in the disk cache. The
-//! source is part of this library, and no option changes what the kernels calculate.
+//! Compiling kernels.cu and quantizer.cu for a GPU, once per machine: the image is kept in the disk
+//! cache. The source is part of this library, and no option changes what the kernels calculate.
 
 use crate::cuda::safe::disk_cache;
 use crate::cuda::safe::nvrtc::Nvrtc;
 use crate::cuda::sys::fault::{Fault, Result};
 use std::time::Instant;
 
-const SOURCE: &str = include_str!("kernels.cu");
+const SOURCE: &str = concat!(
+    include_str!("kernels.cu"),
+    "\n#line 1 \"quantizer.cu\"\n",
+    include_str!("quantizer.cu")
+);
 const NAME: &std::ffi::CStr = c"kernels.cu";
 
-/// The CPU neither fuses multiply and add nor flushes subnormals, and divides exactly. All but the
-/// first are NVRTC's defaults.
-const OPTIONS: [&str; 4] = ["--fmad=false", "--ftz=false", "--prec-div=true", "--std=c++17"];
+/// The CPU neither fuses multiply and add nor flushes subnormals, and divides and takes roots exactly.
+/// All but the first are NVRTC's defaults.
+const OPTIONS: [&str; 5] =
+    ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--std=c++17"];
 
 /// The kernels' image (a CUBIN) for a GPU of this compute capability.
 pub fn compiled(compute_capability: (u32, u32)) -> Result<Vec<u8>> {
@@ -135,7 +140,8 @@ mod tests {
         let ptx = Nvrtc::get().unwrap().ptx(SOURCE, NAME, &options_for(80)).unwrap();
         // The roundings are explicit, so no later pass may fuse them either.
         assert!(ptx.contains("mul.rn.f32") && ptx.contains("add.rn.f32"));
-        for wrong in ["fma.", "mad.f32", "mul.f32", "add.f32", "sub.f32", ".ftz"] {
+        assert!(ptx.contains("div.rn.f32") && ptx.contains("sqrt.rn.f32"));
+        for wrong in ["fma.", "mad.f32", "mul.f32", "add.f32", "sub.f32", ".ftz", ".approx"] {
             assert!(!ptx.contains(wrong), "{wrong}");
         }
         assert!(ptx.contains("ld.global.v4.") && ptx.contains("st.global.v4."));

@@ -1,6 +1,7 @@
-//! The kernels of kernels.cu by name.
+//! The kernels of kernels.cu and quantizer.cu by name.
 
 use crate::codec::Wire;
+use crate::codec::quantizer::Levels;
 use crate::cuda::sys::fault::{Fault, Result};
 use crate::simd::element::Element;
 use std::ffi::CStr;
@@ -32,6 +33,28 @@ impl Float {
     }
 }
 
+impl Float {
+    /// What kernels of the quantiser call a gradient of this type.
+    pub fn number(self) -> u32 {
+        match self {
+            Float::F32 => 0,
+            Float::F16 => 1,
+            Float::BF16 => 2,
+        }
+    }
+}
+
+/// What kernels of the quantiser call these levels.
+pub fn number_of(levels: Levels) -> u32 {
+    match levels {
+        Levels::Int8 => 0,
+        Levels::Int4 => 1,
+        Levels::Int3 => 2,
+        Levels::Quinary => 3,
+        Levels::Ternary => 4,
+    }
+}
+
 impl From<Wire> for Float {
     fn from(wire: Wire) -> Float {
         match wire {
@@ -42,7 +65,7 @@ impl From<Wire> for Float {
     }
 }
 
-/// A kernel. kernels.cu and `codec` say what each one does.
+/// A kernel. The sources and `codec` say what each one does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kernel {
     Accumulate(Float),
@@ -51,6 +74,11 @@ pub enum Kernel {
     Unpack { wire: Float, gradient: Float },
     AddVelocity(Float),
     Rescale,
+    Quantize,
+    Sum,
+    Deliver,
+    FollowSizes,
+    RescaleSizes,
 }
 
 impl Kernel {
@@ -59,11 +87,18 @@ impl Kernel {
             |float| [Kernel::Accumulate(float), Kernel::Pack(float), Kernel::AddVelocity(float)];
         let of_two = |wire| Float::ALL.map(|gradient| Kernel::Unpack { wire, gradient });
         let floats = || Float::ALL.into_iter();
-        let others = [Kernel::Select, Kernel::Rescale];
+        let of_quantizer = [
+            Kernel::Quantize,
+            Kernel::Sum,
+            Kernel::Deliver,
+            Kernel::FollowSizes,
+            Kernel::RescaleSizes,
+        ];
+        let others = [Kernel::Select, Kernel::Rescale].into_iter().chain(of_quantizer);
         floats().flat_map(of_one).chain(floats().flat_map(of_two)).chain(others)
     }
 
-    /// Its name in kernels.cu.
+    /// Its name in the sources.
     pub fn name(self) -> &'static CStr {
         use Float::{BF16, F16, F32};
         match self {
@@ -87,6 +122,11 @@ impl Kernel {
             Kernel::AddVelocity(F16) => c"gflow_add_velocity_f16",
             Kernel::AddVelocity(BF16) => c"gflow_add_velocity_bf16",
             Kernel::Rescale => c"gflow_rescale",
+            Kernel::Quantize => c"gflow_quantize",
+            Kernel::Sum => c"gflow_sum",
+            Kernel::Deliver => c"gflow_deliver",
+            Kernel::FollowSizes => c"gflow_follow_sizes",
+            Kernel::RescaleSizes => c"gflow_rescale_sizes",
         }
     }
 }
@@ -101,6 +141,6 @@ mod tests {
         let count = names.len();
         names.sort();
         names.dedup();
-        assert_eq!((count, names.len()), (20, 20));
+        assert_eq!((count, names.len()), (25, 25));
     }
 }

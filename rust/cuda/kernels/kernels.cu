@@ -4,8 +4,9 @@
 // kernels are bound by memory bandwidth, so each byte should cross between DRAM and the chip once,
 // in whole cache lines.
 //
-// NVRTC compiles this file for the device (compile.rs), and tests/gpu/host_kernels compiles it for
-// the CPU. So it must include nothing, and may use only the CUDA features that the shim there has.
+// NVRTC compiles this file and quantizer.cu, which continues it, for the device (compile.rs), and
+// tests/gpu/host_kernels compiles both for the CPU. So they must include nothing, and may use only
+// the CUDA features that the shim there has.
 // A product and a sum must never be fused, nor a subnormal flushed to zero: the CPU does neither.
 // Launch shapes are in launch.rs, and the kernels rely on them where they say so.
 
@@ -89,6 +90,7 @@ struct Type<BF16> {
 
 // The NaN that is delivered to all ranks. GPUs and CPUs generate different ones.
 __device__ __forceinline__ float nan_for_all() { return bits_to_float(0x7fc00000u); }
+__device__ __forceinline__ float least_normal() { return bits_to_float(0x00800000u); }
 __device__ __forceinline__ float infinity() { return bits_to_float(0x7f800000u); }
 
 __device__ __forceinline__ float smaller(float a, float b) { return a < b ? a : b; }

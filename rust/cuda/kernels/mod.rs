@@ -1,4 +1,4 @@
-//! gflow's CUDA kernels: `kernels.cu`, compiled at first use by NVRTC and cached on disk.
+//! gflow's CUDA kernels: `kernels.cu` and `quantizer.cu`, compiled at first use by NVRTC and cached on disk.
 //!
 //! The tests here run the same source on the CPU and compare every kernel with `codec`, bit by bit.
 
@@ -11,7 +11,7 @@ mod norm_limit;
 mod tests;
 
 pub use compile::compiled;
-pub use kernel::{Float, Kernel};
+pub use kernel::{Float, Kernel, number_of};
 pub use module::{Argument, KernelModule};
 pub use norm_limit::norm_limit;
 

@@ -62,7 +62,7 @@ impl KernelModule {
     /// Enqueues a kernel.
     ///
     /// # Safety
-    /// The arguments are those that the kernel takes in kernels.cu, and its memory is of the
+    /// The arguments are those that the kernel takes in its source, and its memory is of the
     /// stream's device and valid when the stream gets there.
     pub unsafe fn launch(
         &self,

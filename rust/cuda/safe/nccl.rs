@@ -246,6 +246,30 @@ impl Nccl {
         self.check("ncclBroadcast", status, Some(on.comm))
     }
 
+    /// Sends a slice to rank `peer`, which receives one of the same length. Sends and receives that
+    /// need each other belong in one group.
+    ///
+    /// # Safety
+    /// As above.
+    pub unsafe fn send(&self, slice: DeviceSlice, peer: usize, on: NcclTarget) -> Result<()> {
+        let ((at, count, dtype), peer) = (arguments(slice), to_c_int(peer)?);
+        // SAFETY: the caller's promise.
+        let status = unsafe { (self.functions.send)(at, count, dtype, peer, on.comm, on.stream) };
+        self.check("ncclSend", status, Some(on.comm))
+    }
+
+    /// Receives a slice from rank `peer`.
+    ///
+    /// # Safety
+    /// As above.
+    pub unsafe fn receive(&self, slice: DeviceSlice, peer: usize, on: NcclTarget) -> Result<()> {
+        let ((at, count, dtype), peer) = (arguments(slice), to_c_int(peer)?);
+        let receive = &self.functions.receive;
+        // SAFETY: the caller's promise.
+        let status = unsafe { receive(at, count, dtype, peer, on.comm, on.stream) };
+        self.check("ncclRecv", status, Some(on.comm))
+    }
+
     fn check(&self, call: &str, status: c_int, comm: Option<CommHandle>) -> Result<()> {
         if status == SUCCESS || status == IN_PROGRESS {
             return Ok(());

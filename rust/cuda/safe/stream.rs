@@ -5,6 +5,7 @@ use super::context::Context;
 use super::event::Event;
 use crate::cuda::sys::driver::check;
 use crate::cuda::sys::fault::{Fault, Result};
+use crate::simd::number::Pod;
 use cudarc::driver::result::{self, stream};
 use cudarc::driver::sys::{CUdeviceptr, CUstream, CUstreamCaptureStatus};
 use std::sync::Arc;
@@ -111,7 +112,12 @@ impl Stream {
     ///
     /// # Safety
     /// `to` is memory of this device with room for all elements, valid when the stream gets there.
-    pub unsafe fn upload(&self, to: CUdeviceptr, from: Vec<f32>, timeout: Duration) -> Result<()> {
+    pub unsafe fn upload<T: Pod>(
+        &self,
+        to: CUdeviceptr,
+        from: Vec<T>,
+        timeout: Duration,
+    ) -> Result<()> {
         if from.is_empty() {
             return Ok(());
         }
@@ -129,15 +135,15 @@ impl Stream {
     ///
     /// # Safety
     /// `from` is memory of this device with that many elements, valid when the stream gets there.
-    pub unsafe fn download(
+    pub unsafe fn download<T: Pod + Default>(
         &self,
         from: CUdeviceptr,
         elements: usize,
         timeout: Duration,
-    ) -> Result<Vec<f32>> {
+    ) -> Result<Vec<T>> {
         // First: enqueue nothing into host memory behind work that never ends.
         self.synchronize(timeout)?;
-        let mut values = vec![0.0; elements];
+        let mut values = vec![T::default(); elements];
         if elements > 0 {
             let _guard = self.context.enter()?;
             // SAFETY: the caller's promise; `values` lives until the copy is done, or forever.

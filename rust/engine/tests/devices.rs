@@ -12,11 +12,12 @@ mod standin;
 use super::gradient_case::{self as cpu, Case, Results, cases, kept_of, two_hosts};
 use super::gradients::check_with;
 use super::harness::Member;
+use crate::codec::quantizer::Levels;
 use crate::codec::{Momentum, Wire};
 use crate::cuda::hooks::FORGETS_TO_WAIT;
 use crate::engine::shared::Gradients;
-use crate::gradients::BucketState;
-use crate::observe::gradient_counters::Stage;
+use crate::gradients::{BucketState, Method};
+use crate::observe::gradient_counters::{GradientCounts, Stage};
 use crate::simd::element::Element;
 use gpu::{Gpu, gpus};
 use proptest::test_runner::{Config, TestRunner};
@@ -84,6 +85,7 @@ fn every_exchange_on_gpus_is_to_the_bit_what_the_reference_makes_of_it() {
 fn on_both(hosts: Vec<usize>, element: Element, momentum: Option<Momentum>) -> Case {
     Case {
         hosts,
+        method: Method::Chunks,
         buckets: vec![64 * 100, 64 * 30, 64 * 70],
         element,
         wire: Wire::F32,
@@ -121,6 +123,131 @@ fn gpus_give_bit_for_bit_what_the_cpu_engine_gives() {
     standin.assert_clean();
 }
 
+/// Buckets of quantised gradients, of which every host owns blocks of the first.
+fn quantised(levels: Levels, hosts: Vec<usize>, element: Element) -> Case {
+    let buckets = vec![64 * 510 + 24, 64 * 30, 64 * 70];
+    let (method, fusion_bytes) = (Method::Quantized(levels), 150_000);
+    Case { method, buckets, fusion_bytes, ..on_both(hosts, element, None) }
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn quantised_gradients_on_gpus_are_bit_for_bit_those_of_the_cpu_engine() {
+    let standin = Standin::ready();
+    standin.delay_streams(100);
+    standin.set_small(1024);
+    for levels in Levels::ALL {
+        check_on_both(&quantised(levels, vec![0, 1], Element::F32), 12);
+        check_on_both(&quantised(levels, vec![0, 1, 2], Element::F32), 5);
+    }
+    for element in [Element::F16, Element::BF16] {
+        // Of 16-bit elements NCCL adds more than two in another order.
+        check_on_both(&quantised(Levels::Int3, vec![0, 1], element), 6);
+        check_on_both(&quantised(Levels::Int8, vec![0, 1], element), 6);
+    }
+    // Shards of several ranks of a host, and momentum in the engine.
+    let momentum = Some(Momentum { factor: 0.9, nesterov: true });
+    let shards = quantised(Levels::Int3, vec![0, 0, 1, 1], Element::F32);
+    check_on_both(&Case { momentum, ..shards }, 6);
+    standin.assert_clean();
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn states_of_quantised_gradients_move_between_cpus_and_gpus() {
+    let standin = Standin::ready();
+    standin.delay_streams(100);
+    standin.set_small(1024);
+    for (levels, element) in [
+        (Levels::Int3, Element::F32),
+        (Levels::Int8, Element::F32),
+        (Levels::Ternary, Element::BF16),
+    ] {
+        let case = quantised(levels, vec![0, 1], element);
+        let (mut on_cpu, mut on_gpu) = (case.members(), case.members());
+        let mut gpus_of = gpus(&on_gpu);
+        for group in [&on_cpu, &on_gpu] {
+            on_all(group, |_, gradients| gradients.keep_for_undo(true));
+        }
+        for step in 0..14 {
+            let mut gradients = gradients(&case, step);
+            match step {
+                // In blocks that both hosts own, from both hosts.
+                4 => gradients[1][0][70] = f32::NAN,
+                5 => gradients[0][0][17 * 640 + 3] = f32::INFINITY,
+                7 => {
+                    gradients[0][0].iter_mut().step_by(640).for_each(|x| *x = f32::NEG_INFINITY);
+                    gradients[1][0][17 * 640] = f32::NAN;
+                }
+                _ => {}
+            }
+            let expected = cpu::exchange(&case, &on_cpu, &gradients, None);
+            let results = exchange(&case, &on_gpu, &gpus_of, &gradients);
+            assert_results(&results, &expected, &format!("step {step} of {case:?}"));
+            let (is_skipped, factor) =
+                (matches!(step, 4 | 6), if step % 3 == 0 { 0.5 } else { 1.0 });
+            for group in [&on_cpu, &on_gpu] {
+                on_all(group, |_, gradients| gradients.record_step(is_skipped, factor))
+                    .into_iter()
+                    .for_each(|noted| noted.unwrap());
+            }
+            assert_same_states(&case, &on_cpu, &on_gpu);
+            if step == 10 {
+                // Each side continues from the state of the other.
+                let states = |members: &[Member]| {
+                    let of =
+                        |member: &Member| [1, 2, 3].map(|bucket| kept_of(&member.engine, bucket));
+                    members.iter().map(of).collect::<Vec<_>>()
+                };
+                let (of_cpu, of_gpu) = (states(&on_cpu), states(&on_gpu));
+                (on_cpu, on_gpu) = (case.members(), case.members());
+                gpus_of = gpus(&on_gpu);
+                for (group, states) in [(&on_cpu, &of_gpu), (&on_gpu, &of_cpu)] {
+                    on_all(group, |rank, gradients| {
+                        gradients.keep_for_undo(true);
+                        for (index, state) in states[rank].iter().enumerate() {
+                            gradients.load(index as u32 + 1, state.clone());
+                        }
+                    });
+                }
+            }
+        }
+    }
+    standin.assert_clean();
+}
+
+#[test]
+#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
+fn what_gpus_measure_of_quantised_gradients_is_counted_as_on_the_cpu() {
+    let standin = Standin::ready();
+    standin.set_small(1024);
+    let case = quantised(Levels::Int3, vec![0, 0, 1, 1], Element::F32);
+    // Enough that a host owns sampled blocks, and another does not.
+    let case = Case { buckets: vec![4 * 640 * 200, 3000], ..case };
+    let (on_cpu, on_gpu) = (case.members(), case.members());
+    let gpus = gpus(&on_gpu);
+    for step in 0..4 {
+        let gradients = gradients(&case, step);
+        cpu::exchange(&case, &on_cpu, &gradients, None);
+        exchange(&case, &on_gpu, &gpus, &gradients);
+    }
+    for (cpu, gpu) in on_cpu.iter().zip(&on_gpu) {
+        gpu.engine.shared.devices.watchdog.wait_idle(LIMIT);
+        let (expected, counted) = (cpu.engine.gradient_counts().0, gpu.engine.gradient_counts().0);
+        let ratio = |counted: &GradientCounts| counted.buckets[&1].residual_ratio;
+        let (ratio, expected_ratio) = (ratio(&counted), ratio(&expected));
+        assert!(expected_ratio > 0.01, "{expected_ratio}");
+        assert!(
+            (ratio - expected_ratio).abs() < 1e-4 * expected_ratio,
+            "{ratio}, {expected_ratio}"
+        );
+        for stage in [Stage::Pack, Stage::Wire, Stage::Sum, Stage::Unpack] {
+            assert!(counted.seconds[stage as usize] > 0.0, "{}", stage.name());
+        }
+    }
+    standin.assert_clean();
+}
+
 fn check_on_both(case: &Case, steps: u64) {
     let (on_cpu, on_gpu) = (case.members(), case.members());
     let gpus = gpus(&on_gpu);
@@ -150,7 +277,7 @@ fn assert_results(results: &Results, expected: &Results, when: &str) {
 fn assert_same_states(case: &Case, on_cpu: &[Member], on_gpu: &[Member]) {
     let bits = |state: BucketState| {
         let bits = |numbers: Vec<f32>| numbers.into_iter().map(f32::to_bits).collect::<Vec<_>>();
-        (state.step, bits(state.residual), bits(state.velocity))
+        (state.step, bits(state.residual), bits(state.velocity), bits(state.sizes))
     };
     for (rank, (cpu, gpu)) in on_cpu.iter().zip(on_gpu).enumerate() {
         for bucket in 1..=case.buckets.len() as u32 {
@@ -280,19 +407,23 @@ fn what_gpus_measure_is_counted_as_on_the_cpu() {
 #[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
 fn no_thread_waits_for_a_gpu_in_a_step() {
     let standin = Standin::ready();
-    let case = Case { hosts: vec![0, 0, 1, 1], ..two_hosts(vec![3000, 500]) };
-    let members = case.members();
-    let gpus = gpus(&members);
-    for step in 0..6 {
-        let before = standin.host_waits();
-        let gradients = gradients(&case, step);
-        let begin =
-            |rank: usize| gpu::begin(&case, &members[rank], &gpus[rank], &gradients[rank], true);
-        let pending: Vec<_> = (0..members.len()).flat_map(begin).collect();
-        let pending: Vec<_> = pending.into_iter().map(gpu::Pending::completed).collect();
-        let waits = standin.host_waits() - before;
-        pending.into_iter().for_each(|one| drop(one.content()));
-        assert_eq!(waits, 0, "step {step}");
+    for method in [Method::Chunks, Method::Quantized(Levels::Int3)] {
+        let hosts = vec![0, 0, 1, 1];
+        let case = Case { hosts, method, ..two_hosts(vec![3000, 500]) };
+        let members = case.members();
+        let gpus = gpus(&members);
+        for step in 0..6 {
+            let before = standin.host_waits();
+            let gradients = gradients(&case, step);
+            let begin = |rank: usize| {
+                gpu::begin(&case, &members[rank], &gpus[rank], &gradients[rank], true)
+            };
+            let pending: Vec<_> = (0..members.len()).flat_map(begin).collect();
+            let pending: Vec<_> = pending.into_iter().map(gpu::Pending::completed).collect();
+            let waits = standin.host_waits() - before;
+            pending.into_iter().for_each(|one| drop(one.content()));
+            assert_eq!(waits, 0, "step {step} of {method:?}");
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! A group and its gradients for a test: random ones, and how they are exchanged.
 
 use super::harness::{Member, OnTensors, Tensor, call, group_that_compresses};
+use crate::codec::quantizer::Stepping;
 use crate::codec::reference;
 use crate::codec::{Momentum, Schedule, Wire};
 use crate::collective::call::CollectiveKind;
@@ -23,6 +24,7 @@ pub const STEPS: u64 = 6;
 #[derive(Debug, Clone)]
 pub struct Case {
     pub hosts: Vec<usize>,
+    pub method: Method,
     /// Elements of each bucket.
     pub buckets: Vec<usize>,
     pub element: Element,
@@ -70,6 +72,7 @@ pub fn cases() -> impl Strategy<Value = Case> {
             seed,
         )| Case {
             hosts,
+            method: Method::Chunks,
             buckets,
             element,
             wire,
@@ -87,6 +90,7 @@ pub fn cases() -> impl Strategy<Value = Case> {
 pub fn two_hosts(buckets: Vec<usize>) -> Case {
     Case {
         hosts: vec![0, 1],
+        method: Method::Chunks,
         buckets,
         element: Element::F32,
         wire: Wire::F16,
@@ -104,9 +108,12 @@ impl Case {
     pub fn members(&self) -> Vec<Member> {
         let schedule = Schedule { density: self.density, warmup_steps: WARMUP, ramp_steps: 0 };
         let (chunk, wire, fusion_bytes) = (self.chunk, self.wire, self.fusion_bytes);
-        let method = Method::Chunks;
-        let config = CompressionConfig { method, schedule, chunk, wire, fusion_bytes };
-        let gradients = || Gradients::new(Some(config), self.momentum);
+        let config = CompressionConfig { method: self.method, schedule, chunk, wire, fusion_bytes };
+        let gradients = || {
+            let mut gradients = Gradients::new(Some(config), self.momentum);
+            gradients.set_stepping(Some(Stepping::Normalized));
+            gradients
+        };
         group_that_compresses(&self.hosts, &gradients)
     }
 

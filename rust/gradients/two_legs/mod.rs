@@ -1,9 +1,9 @@
 //! The exchange of quantised gradients through host memory, in two legs.
 //!
 //! Sums of quantised blocks cannot be formed on the wire. So every block of a shard has a host that
-//! owns it ([`ownership`]). On the first leg each host sends the owner what is due of the block; the
-//! owner adds up, in the order of hosts. On the second leg it sends the sum to all. A block is
-//! quantised twice, whatever the number of hosts.
+//! owns it (`Ownership` in [`crate::codec::quantizer`]). On the first leg each host sends the owner what
+//! is due of the block; the owner adds up, in the order of hosts. On the second leg it sends the sum to
+//! all. A block is quantised twice, whatever the number of hosts.
 //!
 //! The worker encodes blocks into parcels and hands them to the courier, whose [`route`] takes them
 //! over both legs and adds up in between, several at a time. They come back with the sums, which the
@@ -11,12 +11,10 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `ownership` | which host owns which block |
 //! | `parcel` | blocks of the gradients of one exchange, as they travel |
 //! | `route` | both legs, for the parcels that are under way |
 //! | `stages` | the worker's part: encoding, and decoding of what comes back |
 
-mod ownership;
 mod parcel;
 mod route;
 mod stages;

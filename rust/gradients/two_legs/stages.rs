@@ -1,18 +1,13 @@
 //! The worker's part of an exchange in two legs: encodes the shards of some buckets into parcels, and
 //! decodes what comes back.
 
-use super::ownership::Ownership;
 use super::parcel::{BlockParcel, Segment};
-use crate::codec::quantizer::{BLOCK, Content, Quantizer, Workspace};
+use crate::codec::quantizer::{BLOCK, Content, Ownership, Quantizer, SAMPLED, Workspace};
 use crate::codec::{ExchangeNorms, Gradient};
 use crate::gradients::courier::Courier;
 use crate::transport::Failure;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Norms are taken of one block in this many: they are for the metrics only. Odd, so that every host
-/// samples blocks that others own.
-const SAMPLED: usize = 61;
 
 /// The stages in host memory, with what they reuse.
 pub struct TwoLegs {

@@ -53,6 +53,9 @@ class Block {
   // Returns the value of the lane `distance` above this one, or `mine` if there is no such lane.
   unsigned shuffle_down(unsigned lanes, unsigned mine, unsigned distance);
 
+  // Returns the value of the lane whose number differs in the bits of `distance`.
+  unsigned shuffle_xor(unsigned lanes, unsigned mine, unsigned distance);
+
   ~Block();
 
  private:

@@ -1,4 +1,4 @@
-// The subset of CUDA C++ that rust/cuda/kernels/kernels.cu uses, for a host compiler. Barriers and
+// The subset of CUDA C++ that the sources in rust/cuda/kernels/ use, for a host compiler. Barriers and
 // warp operations are in block.h; keywords, built-in variables and number conversions are here.
 //
 // Nothing here may be more lenient than a GPU. For example, a misaligned float4 access faults, as
@@ -54,6 +54,14 @@ inline unsigned __shfl_down_sync(unsigned lanes, unsigned mine, unsigned distanc
 
 inline float __shfl_down_sync(unsigned lanes, float mine, unsigned distance) {
   return __uint_as_float(__shfl_down_sync(lanes, __float_as_uint(mine), distance));
+}
+
+inline unsigned __shfl_xor_sync(unsigned lanes, unsigned mine, unsigned distance) {
+  return gflow_host::Block::current().shuffle_xor(lanes, mine, distance);
+}
+
+inline float __shfl_xor_sync(unsigned lanes, float mine, unsigned distance) {
+  return __uint_as_float(__shfl_xor_sync(lanes, __float_as_uint(mine), distance));
 }
 
 // Needs no atomic instruction: the threads of a block take turns and don't switch in here.

@@ -13,10 +13,11 @@
 #include <type_traits>
 #include <utility>
 
-// Keep this order: the second header uses definitions of the first.
+// Keep this order: each uses definitions of those before it.
 // clang-format off
 #include "cuda.h"
 #include "../../../rust/cuda/kernels/kernels.cu"
+#include "../../../rust/cuda/kernels/quantizer.cu"
 // clang-format on
 
 namespace gflow_host {
@@ -252,6 +253,11 @@ unsigned Block::shuffle_down(unsigned lanes, unsigned mine, unsigned distance) {
   return from < WARP ? all[from] : mine;
 }
 
+unsigned Block::shuffle_xor(unsigned lanes, unsigned mine, unsigned distance) {
+  const unsigned* all = exchange_in_warp(lanes, mine);
+  return all[(current_ % WARP) ^ (distance % WARP)];
+}
+
 // --- the table -----------------------------------------------------------------------------------
 
 namespace {
@@ -306,7 +312,12 @@ struct Caller<KERNEL> {
   EACH(gflow_add_velocity_f32)   \
   EACH(gflow_add_velocity_f16)   \
   EACH(gflow_add_velocity_bf16)  \
-  EACH(gflow_rescale)
+  EACH(gflow_rescale)            \
+  EACH(gflow_quantize)           \
+  EACH(gflow_sum)                \
+  EACH(gflow_deliver)            \
+  EACH(gflow_follow_sizes)       \
+  EACH(gflow_rescale_sizes)
 
 #define GFLOW_HOST_DESCRIBE(NAME) {#NAME, Caller<NAME>::letters},
 #define GFLOW_HOST_CALL(NAME) &Caller<NAME>::call,

@@ -1,5 +1,5 @@
-// The kernels of rust/cuda/kernels/kernels.cu as host functions: a table by name, and a function to
-// launch one.
+// The kernels of kernels.cu and quantizer.cu in rust/cuda/kernels/ as host functions: a table by name,
+// and a function to launch one.
 //
 // host_kernels.cpp is the only translation unit behind this header. It needs nothing but a
 // compiler:

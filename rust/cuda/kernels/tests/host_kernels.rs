@@ -1,4 +1,4 @@
-//! Runs the kernels on the CPU, for tests: kernels.cu itself, compiled for the host by the C++
+//! Runs the kernels on the CPU, for tests: the sources themselves, compiled for the host by the C++
 //! compiler that the bridge needs anyway. tests/gpu/host_kernels/ says what this cannot show.
 
 use crate::cuda::kernels::Kernel;

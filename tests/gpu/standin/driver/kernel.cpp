@@ -1,5 +1,6 @@
 #include "kernel.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "../../host_kernels/host_kernels.h"
@@ -27,6 +28,12 @@ class Accesses {
 
   void reads(size_t pointer, size_t bytes) { add(pointer, bytes, false); }
   void writes(size_t pointer, size_t bytes) { add(pointer, bytes, true); }
+
+  void reads_if_given(size_t pointer, size_t bytes) {
+    if (arguments_.number(pointer) != 0) {
+      reads(pointer, bytes);
+    }
+  }
 
   void writes_if_given(size_t pointer, size_t bytes) {
     if (arguments_.number(pointer) != 0) {
@@ -125,6 +132,82 @@ std::vector<Access> of_rescale(const std::string&, const Arguments& given) {
   return accesses.all;
 }
 
+// As in rust/codec/quantizer: elements in a block, adjacent blocks with the same owner, bytes of a
+// block by kind of levels, and of how many blocks one is sampled.
+constexpr uint64_t kBlock = 640;
+constexpr uint64_t kRun = 16;
+constexpr uint64_t kBlockBytes[] = {642, 322, 242, 194, 130};
+constexpr uint64_t kSampled = 61;
+constexpr size_t kSize = 2;
+
+size_t type_bytes(uint64_t type) { return type == 0 ? kFloat : kSize; }
+
+uint64_t owned_by(uint64_t host, uint64_t hosts, uint64_t blocks) {
+  uint64_t round = kRun * hosts;
+  uint64_t rest = blocks % round;
+  uint64_t before = kRun * host;
+  return blocks / round * kRun + (rest > before ? std::min(rest - before, kRun) : 0);
+}
+
+std::vector<Access> of_quantize(const std::string&, const Arguments& given) {
+  enum { kGradient, kResidual, kSizes, kElements, kType, kKind, kParts = 10, kNorms };
+  constexpr size_t kGradientNorms = kNorms + 1;
+  Accesses accesses(given);
+  uint64_t elements = given.number(kElements);
+  uint64_t blocks = chunks_of(elements, kBlock);
+  accesses.reads(kGradient, elements * type_bytes(given.number(kType)));
+  accesses.writes(kResidual, elements * kFloat);
+  accesses.reads_if_given(kSizes, elements * kSize);
+  accesses.writes(kParts, blocks * kBlockBytes[given.number(kKind)]);
+  accesses.writes(kNorms, chunks_of(blocks, kSampled) * kFloat);
+  accesses.writes(kGradientNorms, chunks_of(blocks, kSampled) * kFloat);
+  return accesses.all;
+}
+
+std::vector<Access> of_sum(const std::string&, const Arguments& given) {
+  enum { kGradient, kResidual, kSizes, kElements, kType, kKind, kHosts = 8, kHost, kParts, kSums };
+  Accesses accesses(given);
+  uint64_t elements = given.number(kElements);
+  uint64_t blocks = chunks_of(elements, kBlock);
+  uint64_t hosts = given.number(kHosts);
+  uint64_t bytes = kBlockBytes[given.number(kKind)];
+  uint64_t owned = owned_by(given.number(kHost), hosts, blocks);
+  accesses.reads(kGradient, elements * type_bytes(given.number(kType)));
+  accesses.writes(kResidual, elements * kFloat);
+  accesses.reads_if_given(kSizes, elements * kSize);
+  accesses.reads(kParts, (hosts - 1) * owned * bytes);
+  accesses.writes(kSums, blocks * bytes);
+  return accesses.all;
+}
+
+std::vector<Access> of_deliver(const std::string&, const Arguments& given) {
+  enum { kSums, kParts, kResidual, kSizes, kElements, kType, kKind, kGradient = 9 };
+  Accesses accesses(given);
+  uint64_t elements = given.number(kElements);
+  uint64_t bytes = chunks_of(elements, kBlock) * kBlockBytes[given.number(kKind)];
+  accesses.reads(kSums, bytes);
+  accesses.reads(kParts, bytes);
+  accesses.writes(kResidual, elements * kFloat);
+  accesses.reads_if_given(kSizes, elements * kSize);
+  accesses.writes(kGradient, elements * type_bytes(given.number(kType)));
+  return accesses.all;
+}
+
+std::vector<Access> of_follow_sizes(const std::string&, const Arguments& given) {
+  enum { kSizes, kDelivered, kElements, kType };
+  Accesses accesses(given);
+  accesses.writes(kSizes, given.number(kElements) * kSize);
+  accesses.reads(kDelivered, given.number(kElements) * type_bytes(given.number(kType)));
+  return accesses.all;
+}
+
+std::vector<Access> of_rescale_sizes(const std::string&, const Arguments& given) {
+  enum { kSizes, kElements };
+  Accesses accesses(given);
+  accesses.writes(kSizes, given.number(kElements) * kSize);
+  return accesses.all;
+}
+
 // Access tables by kernel name prefix, with the argument types they were written for.
 struct Promise {
   const char* prefix;
@@ -138,6 +221,11 @@ constexpr Promise kPromises[] = {
     {"gflow_pack_", "ppluppuufp", of_pack},
     {"gflow_unpack_", "ppluppfp", of_unpack},
     {"gflow_add_velocity_", "pplfu", of_add_velocity},
+    {"gflow_quantize", "pppluuffuuppp", of_quantize},
+    {"gflow_sum", "pppluuffuupp", of_sum},
+    {"gflow_deliver", "ppppluuuup", of_deliver},
+    {"gflow_follow_sizes", "ppluu", of_follow_sizes},
+    {"gflow_rescale_sizes", "plf", of_rescale_sizes},
     {"gflow_rescale", "plf", of_rescale},
 };
 
