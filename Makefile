@@ -6,7 +6,7 @@
 #   make conformance  all of PyTorch's own backend suite
 #   make bench        compare gflow with Gloo, MPI and the memory's limit in one interleaved run
 #   make bench-ddp    a training step of AlexNet on two hosts at 1 Gbit/s (needs root)
-#   make bench-quality  does training reach the same quality: two tasks, several densities and seeds
+#   make bench-quality  does training end as well: all methods, four tasks, three seeds (hours; goes on)
 #   make lint         formatters and linters, as CI runs them
 #   make wheel        a wheel in dist/
 #   make clean        remove what was built, and .venv

@@ -83,7 +83,7 @@ def test_version() -> None:
 
 @pytest.mark.parametrize(
     ("benchmark", "option"),
-    [("allreduce", "--sizes"), ("ddp", "--no-bucket-view"), ("quality", "--densities")],
+    [("allreduce", "--sizes"), ("ddp", "--no-bucket-view"), ("quality", "--sweep")],
 )
 def test_help_does_not_need_torch(benchmark: str, option: str) -> None:
     source = "import sys; sys.modules['torch'] = None; from gflow.__main__ import main; main()"
@@ -122,7 +122,11 @@ def test_help_does_not_need_torch(benchmark: str, option: str) -> None:
         (["bench", "ddp", "--hosts", "1", "--ranks", "1"], "at least 2"),
         (["bench", "ddp", "--hosts", "1", "--rate", "1gbit"], "one host has no link to limit"),
         (["bench", "quality", "--tasks", "cats"], "'cats' is not a task"),
-        (["bench", "quality", "--densities", "0.1,0"], "'0' must be a number over 0"),
+        (["bench", "quality", "--methods", "int3,int2"], "'int2' must be one of"),
+        (["bench", "quality", "--hosts", "2,1"], "'1' is not a whole number of at least 2"),
+        (["bench", "quality", "--sweep", "1,0"], "'0' is not a number over 0"),
+        (["bench", "quality", "--report", "/no/such/file"], "there is no file /no/such/file"),
+        (["bench", "quality", "--out", "/no/such/folder/x"], "cannot write"),
         (["bench", "quality", "--chunk", "0"], "'0' must be a whole number, at least 1"),
         (["bench", "quality", "--seeds", "0"], "'0' is not a whole number of at least 1"),
         (["doctor", "--deadline", "inf"], "'inf' is not a number of seconds over 0"),
@@ -166,16 +170,18 @@ def test_several_hosts_without_root_are_refused_with_what_is_needed(
     assert "--hosts 1 --ranks 2" in said
 
 
-def test_quality_stays_on_one_host_where_no_others_can_be_made(
-    monkeypatch: pytest.MonkeyPatch,
+def test_quality_over_links_without_root_is_refused_with_what_is_needed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from gflow.bench.quality import options
-    from gflow.cli.parser import parse
+    from gflow.__main__ import main
 
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    chosen = parse(["bench", "quality"])
-    options.apply_defaults(chosen)
-    assert (chosen.hosts, chosen.ranks, chosen.rate) == (1, 2, None)
+    with pytest.raises(SystemExit) as exit:
+        main(["bench", "quality", "--rate", "1gbit"])
+    assert exit.value.code == 2
+    said = capsys.readouterr().err
+    assert "needs root" in said
+    assert "leave out --rate" in said
 
 
 # --- GPUs
@@ -211,7 +217,8 @@ def test_who_is_measured_on_gpus_is_measured_there_by_default() -> None:
     assert chosen.contenders == ["gflow", "nccl"]
     chosen = parse(["bench", "ddp", "--device", "cuda"])
     ddp.options.apply_defaults(chosen)
-    names = ["none", "ddp-only", "nccl", "nccl-fp16", "powersgd", "gflow-exact", "gflow"]
+    names = ["none", "ddp-only", "nccl", "nccl-fp16", "powersgd"]
+    names += ["gflow-exact", "gflow-chunks", "gflow"]
     assert (chosen.hosts, chosen.ranks, chosen.contenders) == (1, 2, names)
 
 
@@ -497,9 +504,10 @@ def test_ddp_measures_all_contenders_and_writes_what_it_measured(
         if has_counters:
             assert row["counters_per_step"]["gradient_bytes"] == 4 * 25_557_032
             # Stages are timed where gradients are compressed; elsewhere there would be zeros.
-            has_stages = row["contender"] == "gflow"
+            has_stages = row["contender"] != "gflow-exact"
             assert ("stage_accumulate_seconds" in row["counters_per_step"]) == has_stages
     labels = [LABELS[name] for name in default_names("cpu")]
+    labels += ["gflow, int3", "gflow, ternary", "gflow, chunks", "by gflow.metrics()", "sum"]
     for words in (*labels, "every rank is a host of its own", "loopback", "copied"):
         assert words in said
     assert picture.exists() == can_draw()
@@ -514,21 +522,24 @@ def test_what_gflow_counts_of_hidden_and_exposed_exchange_is_reported_where_it_i
     row = {"contender": "gflow", "sent_bytes_per_step": 1e6, **numbers}
     assert "hidden" not in tables([row], about)
     row["counters_per_step"] = {"hidden_seconds": 0.125, "exposed_seconds": 0.0625}
-    said = tables([row], about)
-    assert "125 ms of exchange per step ran beside the backward pass (hidden)" in said
-    assert "62 ms after it (exposed)" in said
-    assert "stages" not in said
+    assert stages_in(tables([row], about)) == [["hidden", "exposed"], ["125", "62"]]
     row["counters_per_step"] |= {"stage_within_host_seconds": 0.0625, "stage_wire_seconds": 0.25}
-    assert "(wire runs beside the others): within host 62, wire 250." in tables([row], about)
+    exact = row | {"contender": "gflow-exact"}
+    exact["counters_per_step"] = {"hidden_seconds": 0.5, "exposed_seconds": 0.25}
+    assert stages_in(tables([exact, row], about)) == [
+        ["hidden", "exposed", "within", "host", "wire"],
+        ["500", "250", "-", "-"],
+        ["125", "62", "62", "250"],
+    ]
 
 
-def test_a_mean_lies_within_below_or_above_what_the_dense_trainings_span() -> None:
-    from gflow.bench.quality.report import Spread
-
-    dense = Spread.of([2.0, 3.0, 4.0])
-    places = {mean: Spread.of([mean]).compare_to(dense) for mean in (1.9, 2.0, 4.0, 4.1)}
-    assert places == {1.9: "below", 2.0: "within", 4.0: "within", 4.1: "above"}
-    assert Spread.of([float("nan")]).compare_to(dense) == "no number"
+def stages_in(text: str) -> list[list[str]]:
+    """The cells of the table of stages, without its first column."""
+    lines = text.splitlines()
+    first = next(number for number, line in enumerate(lines) if "by gflow.metrics()" in line)
+    header, _, *rest = lines[first:]
+    rows = rest[: next(number for number, line in enumerate(rest) if not line.startswith(" "))]
+    return [header.split()[3:], *(row.rpartition("gflow")[2].split()[-4:] for row in rows)]
 
 
 def drift_apart(rank: Any) -> None:
@@ -554,52 +565,132 @@ def test_a_contender_whose_replicas_drift_apart_is_not_timed() -> None:
         ranks.run(drift_apart, 2, deadline=120)
 
 
-def test_quality_trains_every_variant_on_the_same_data(
+def is_dense_when_timed(rank: Any) -> None:
+    import torch.distributed as dist
+
+    from gflow.bench.ddp import contenders
+
+    dist.init_process_group("gloo")
+    small = {"model": "resnet50", "image": 64, "batch": 1, "bucket_view": True, "hosts": 1}
+    small |= {"device": "cpu", "density": 0.1, "fusion_bytes": None}
+    contenders.make("gflow-int3", rank, small).settle()
+    # No step is left for its method.
+    contenders._SETTLING_STEPS = 0  # type: ignore[misc]
+    contenders.make("gflow-int3", rank, small).settle()
+
+
+def test_a_contender_that_is_in_its_dense_steps_is_not_timed() -> None:
+    from gflow.launch import ranks
+
+    with pytest.raises(ranks.RanksFailed, match="gflow, int3: it is not past its dense steps"):
+        ranks.run(is_dense_when_timed, 2, deadline=120)
+
+
+# Longer than gflow's warm-up by default: what comes after it is in the second half.
+QUALITY = ["bench", "quality", "--seeds", "1", "--steps", "204"]
+
+
+def test_quality_trains_all_methods_on_the_same_data_and_goes_on_where_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("sklearn")
     from gflow.__main__ import main
 
-    numbers, picture = tmp_path / "numbers.json", tmp_path / "picture.svg"
-    options = ["--hosts", "1", "--seeds", "2", "--steps", "2", "--densities", "0.5"]
-    options += ["--json", str(numbers), *(["--plot", str(picture)] if can_draw() else [])]
-    assert main(["bench", "quality", *options]) == 0
+    out, picture = tmp_path / "quality.jsonl", tmp_path / "picture.svg"
+    options = ["--tasks", "digits", "--methods", "exact,int3", "--out", str(out)]
+    assert main([*QUALITY, *options]) == 0
     said = capsys.readouterr().out
-    rows = json.loads(numbers.read_text())["rows"]
-    for task in ("digits", "text"):
-        first = {}
-        for row in (row for row in rows if row["task"] == task):
-            assert [point["step"] for point in row["curve"]] == [0, 2]
-            assert row["curve"][-1]["seconds"] > 0
-            untrained = first.setdefault(row["seed"], row["curve"][0])
-            assert row["curve"][0] == untrained
-            # Two steps are dense in every variant; what the wire rounds is all that differs.
-            end = row["curve"][-1]["held_out_loss"]
-            dense = next(
-                other["curve"][-1]["held_out_loss"]
-                for other in rows
-                if (other["task"], other["seed"], other["variant"]) == (task, row["seed"], "dense")
-            )
-            assert end == pytest.approx(dense, rel=1e-2)
-        assert first[0] != first[1]
-    for words in ("dense range", "density 0.5", "Loss over time is not drawn", "over seeds (2)"):
-        assert words in said
+    assert "2 trainings, 0 of them already" in said
+    dense, int3 = (json.loads(line) for line in out.read_text().splitlines())
+    assert (dense["method"], int3["method"]) == ("exact", "int3")
+    assert [point["step"] for point in dense["curve"]][:3] == [0, 20, 40]
+    assert dense["curve"][-1]["step"] == 204
+    for mine, its in zip(int3["curve"], dense["curve"], strict=True):
+        # The first hundred steps are exact, so there is nothing but the method that differs.
+        assert (mine["loss"] == its["loss"]) == (mine["step"] <= 100)
+    assert (dense["ratio"], int3["ratio"]) == (pytest.approx(1, abs=0.01), pytest.approx(10, abs=2))
+    assert dense["loss"] < dense["curve"][0]["loss"]
+
+    before = out.read_text()
+    # As if it had been stopped while it wrote: that training is repeated, the others are not.
+    out.write_text(before[:-10])
+    plot = ["--plot", str(picture)] if can_draw() else []
+    assert main([*QUALITY, *options, *plot]) == 0
+    said = capsys.readouterr().out
+    assert "2 trainings, 1 of them already" in said
+    again = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["loss"] for row in again] == [dense["loss"], int3["loss"]]
     assert picture.exists() == can_draw()
+    assert main(["bench", "quality", "--report", str(out)]) == 0
+    assert f"| exact (dense) | 1.0 x       | {dense['loss']:.4f}" in capsys.readouterr().out
+
+
+def row_of(**fields: Any) -> dict[str, Any]:
+    """A result of ``gflow bench quality``."""
+    row = {"task": "gpt", "method": "exact", "seed": 0, "hosts": 2, "rate": None, "steps": 9}
+    row |= {"learning_rate": 4e-3, "chunk": None, "loss": 2.0, "accuracy": 0.5, "step_ms": 9.0}
+    return row | {"ratio": 1.0, "parameters": 7, "torch": "2", "warnings": [], **fields}
+
+
+def test_a_report_compares_trainings_with_the_same_seed() -> None:
+    from gflow.bench.quality.report import tables
+
+    rows = [row_of(loss=2.0), row_of(seed=1, loss=4.0)]
+    # Without pairs they would be 25 % apart.
+    rows += [row_of(method="int3", loss=4.04, seed=1), row_of(method="int3", loss=2.02)]
+    rows += [row_of(method="ternary", loss=2.5, seed=7), row_of(hosts=4, method="fp16")]
+    lines = tables(rows).splitlines()
+    int3 = next(line for line in lines if line.startswith("| int3"))
+    assert "+1.00 ± 0.00 %" in int3
+    ternary = next(line for line in lines if line.startswith("| ternary"))
+    assert "%" not in ternary
+    assert [line for line in lines if line.startswith("## ")] == [
+        "## gpt, 2 hosts on loopback, 9 steps",
+        "## gpt, 4 hosts on loopback, 9 steps",
+    ]
+
+
+def test_a_sweep_names_the_best_learning_rate_and_whether_it_is_at_an_edge() -> None:
+    from gflow.bench.quality.report import tables
+    from gflow.bench.quality.tasks import TASKS
+
+    own = TASKS["gpt"].learning_rate
+    rows = [row_of(learning_rate=own * factor, loss=2 + factor) for factor in (1, 2)]
+    assert tables(rows).count("Best:") == 1
+    assert f"Best: {own:g} (the task's own), at the edge" in tables(rows)
+    rows += [row_of(learning_rate=own / 2, loss=3.5)]
+    assert f"Best: {own:g} (the task's own)." in tables(rows)
+    rows += [row_of(learning_rate=own / 4, loss=1.5)]
+    assert f"Best: {own / 4:g} (the task's own is {own:g}), at the edge" in tables(rows)
+
+
+def test_a_sweep_trains_dense_at_each_learning_rate() -> None:
+    from gflow.bench.quality.command import wanted
+    from gflow.bench.quality.tasks import TASKS
+    from gflow.cli.parser import parse
+
+    chosen = parse(["bench", "quality", "--tasks", "vit", "--seeds", "1", "--sweep", "0.5,1"])
+    own = TASKS["vit"].learning_rate
+    assert [(run.method, run.learning_rate) for run in wanted(chosen)] == [
+        ("exact", own / 2),
+        ("exact", own),
+    ]
 
 
 def test_a_task_whose_data_is_missing_is_left_out_and_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from gflow.bench.quality import options
+    from gflow.bench.quality.command import wanted
     from gflow.cli.parser import parse
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    chosen = parse(["bench", "quality", "--hosts", "1", "--steps", "7"])
-    options.apply_defaults(chosen)
-    arguments, left_out = options.prepare(chosen, Path(), [])
-    assert list(arguments["plans"]) == ["text"]
-    assert arguments["plans"]["text"]["steps"] == 7
-    assert "comes with sklearn" in left_out["digits"]
+    runs = wanted(parse(["bench", "quality", "--hosts", "2,4", "--steps", "7"]))
+    assert {run.task for run in runs} == {"gpt", "gpt-beta2-95", "vit"}
+    assert {run.steps for run in runs} == {7}
+    # One number of hosts after the other, and there all methods with a seed before the next.
+    assert [run.hosts for run in runs] == sorted(run.hosts for run in runs)
+    some = [run.seed for run in runs if run.hosts == 2]
+    assert some == sorted(some)
 
 
 # --- hosts

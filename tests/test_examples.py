@@ -63,7 +63,7 @@ def run_demo(folder: Path, methods: str, *arguments: str) -> tuple[str, dict[str
     """The demo's output and measurements for a few steps; also checks that its plot exists."""
     picture, numbers = folder / "demo.png", folder / "demo.json"
     files = [f"--out={picture}", f"--json={numbers}"]
-    short = ["--steps=3", "--rounds=1", f"--methods={methods}"]
+    short = ["--steps=3", "--seeds=2", f"--methods={methods}"]
     printed = run_example("demo.py", *short, *files, *arguments, ranks=1)
     assert picture.stat().st_size > 10_000
     measured = json.loads(numbers.read_text())
@@ -76,10 +76,46 @@ def test_the_demo_compares_methods_on_two_hosts_or_says_why_not(tmp_path: Path) 
     assert list(measured["results"]) == ["gloo", "gflow"]
     if why_not() is None:
         assert "1 Gbit/s link" in printed
-        # Four bytes for each of 2.2 million parameters, and headers.
-        assert 8.8e6 < measured["results"]["gloo"]["sent_bytes"] < 9.7e6
+        # Four bytes for each of 1.1 million parameters, and headers.
+        parameters = measured["runs"][0]["parameters"]
+        sent = measured["results"]["gloo"]["sent_bytes"]
+        assert 4 * parameters < sent < 4.4 * parameters
     else:
         assert "NOT ON TWO HOSTS" in printed
+    # Gloo is what is to be reached, so it is.
+    assert all(measured["results"]["gloo"]["seconds_to_target"])
+    assert "gflow's settings: its defaults" in printed
+
+
+def test_the_demo_takes_the_target_of_each_seed_from_the_first_method(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from comparison.runs import Result, targets_of
+
+    curves = {0: [3.0, 2.0, 1.0], 1: [3.0, 2.9, 2.0]}
+    gloo, gflow = (
+        [run_of(seed, [loss * more for loss in losses]) for seed, losses in curves.items()]
+        for more in (1.0, 1.02)
+    )
+    targets = targets_of(gloo)
+    assert targets == {0: pytest.approx(1.03), 1: pytest.approx(2.06)}
+    # A little worse is within the tolerance; the third evaluation is the first to reach it.
+    assert Result.of(gflow, targets).seconds_to_target == [2.0, 2.0]
+    gflow[1] = run_of(1, [3.0, 2.9, 2.07])
+    result = Result.of(gflow, targets)
+    assert (result.seconds_to_target, result.time_to_target) == ([2.0, None], None)
+
+
+def run_of(seed: int, losses: list[float]) -> Any:
+    """A training of the demo that has found these losses, one per second."""
+    from comparison.runs import Run
+
+    curve = [
+        {"step": number, "seconds": float(number), "loss": loss, "accuracy": 0.5}
+        for number, loss in enumerate(losses)
+    ]
+    return Run("gloo", seed, curve, [1.0], [1.0], 7, {})
 
 
 @pytest.mark.thorough

@@ -14,6 +14,10 @@ from gflow.options import OPTION_SPECS, resolve
 
 EXAMPLES = {
     "compress": ("on", "on"),
+    "method": ("int3", "int3"),
+    "max_noise": ("any", "any"),
+    "optimizer": ("adam", "adam"),
+    "audit_steps": ("0", 0),
     "density": ("0.25", 0.25),
     "chunk": ("4096", 4096),
     "warmup_steps": ("7", 7),
@@ -29,6 +33,10 @@ EXAMPLES = {
 
 WRONG = {
     "compress": ["yes", "ON", ""],
+    "method": ["int2", "INT3", "topk", ""],
+    "max_noise": ["much", "0.1"],
+    "optimizer": ["AdamW", "lion"],
+    "audit_steps": ["-1", "often"],
     "density": ["0", "-0.1", "1.5", "nan", "inf", "much", ""],
     "chunk": ["0", "-1", "1.5", "many", str(10**20)],
     "warmup_steps": ["1", "-3", "x"],

@@ -34,6 +34,9 @@ class Compression:
         wire: str,
         fusion_bytes: int,
         momentum: float,
+        max_noise: str,
+        audit_steps: int,
+        cores_are_busy: bool,
     ) -> None: ...
 
 @final
@@ -84,6 +87,17 @@ class _BucketMetrics(TypedDict):
     density: float
     residual_ratio: float
 
+class _Certificate(TypedDict):
+    bucket: int
+    step: int
+    steps: int
+    method: str
+    cosine: float
+    relative_error: float
+    noise: float
+    window_cosine: float
+    window_relative_error: float
+
 class _Metrics(TypedDict):
     hosts: int
     ranks_here: int
@@ -94,6 +108,8 @@ class _Metrics(TypedDict):
     stage_seconds: dict[str, float]
     hidden_seconds: float
     exposed_seconds: float
+    method: str
+    certificates: list[_Certificate]
     gradient_buckets: int
     gradient_bytes: int
     exact_tensors: int
@@ -114,6 +130,8 @@ def load_bucket(
 ) -> None: ...
 def set_momentum(backend: Backend, factor: float, nesterov: bool) -> None: ...
 def set_stepping(backend: Backend, stepping: str) -> None: ...
+def chosen_method(backend: Backend) -> str: ...
+def set_chosen_method(backend: Backend, method: str) -> None: ...
 def keep_for_undo(backend: Backend, enabled: bool) -> None: ...
 def record_step(backend: Backend, skipped: bool, factor: float) -> None: ...
 def replace_broadcasts(backend: Backend, replacements: Sequence[Tensor]) -> None: ...

@@ -20,7 +20,7 @@ from gflow.registration import register, register_on_older_torch
 from gflow.version import __version__
 
 if TYPE_CHECKING:
-    from gflow.group_metrics import BucketMetrics, Metrics, metrics
+    from gflow.group_metrics import BucketMetrics, Certificate, Metrics, metrics
     from gflow.momentum import take_momentum
     from gflow.options import Options
     from gflow.scaler import watch_scaler
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BucketMetrics",
+    "Certificate",
     "Loaded",
     "Metrics",
     "Options",
@@ -45,6 +46,7 @@ __all__ = [
 # No module has the name of something public: importing the module would hide it.
 _MODULES = {
     "BucketMetrics": "group_metrics",
+    "Certificate": "group_metrics",
     "Loaded": "state",
     "Metrics": "group_metrics",
     "Options": "options",

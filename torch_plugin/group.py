@@ -6,10 +6,11 @@ import os
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
-from gflow import accelerator, logs, native
+from gflow import accelerator, logs, native, stepping
 from gflow.network import choose_address
 from gflow.options import Options, Settings, resolve
 from gflow.rendezvous import GroupSpec, RankInfo, gather_ranks
@@ -57,6 +58,7 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
         timeout=min(timeout, CONNECT_TIMEOUT),
         compression=library.Compression(
             enabled=settings["compress"] != "off",
+            cores_are_busy=_cores_are_busy(found.ranks, rank),
             **{name: settings[name] for name in _ENGINE_OPTIONS},
         ),
     )
@@ -66,22 +68,26 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
         _warn_once(log, joined.notice)
     inner_store = PrefixStore(found.prefix, store)
     gloo = _inner_gloo(PrefixStore("gloo", inner_store), rank, size, timeout, settings, address)
+    member = accelerator.GroupMember(inner_store, rank, size, timeout, backend_options)
+    backend = library.make_backend(
+        joined, rank, size, timeout, gloo, **_inner_of_devices(member, log)
+    )
+    stepping.follow(group, backend, settings["optimizer"])
+    return backend
+
+
+def _inner_of_devices(member: accelerator.GroupMember, log: logs.GroupLogger) -> dict[str, Any]:
+    """What the native backend has to know of this machine's accelerators; nothing without any."""
     devices = accelerator.available()
     if devices is None:
         log.debug("inner backend: Gloo")
-        return library.make_backend(joined, rank, size, timeout, gloo)
+        return {}
     log.debug("inner backends: Gloo, and one for %s", devices.device_type)
-    member = accelerator.GroupMember(inner_store, rank, size, timeout, backend_options)
-    return library.make_backend(
-        joined,
-        rank,
-        size,
-        timeout,
-        gloo,
-        accelerator=devices.device_type,
-        inner=devices.make_inner(member),
-        known_to_engine=devices.is_cuda,
-    )
+    return {
+        "accelerator": devices.device_type,
+        "inner": devices.make_inner(member),
+        "known_to_engine": devices.is_cuda,
+    }
 
 
 #: The options that the engine gets under their own names.
@@ -94,7 +100,16 @@ _ENGINE_OPTIONS = (
     "wire",
     "fusion_bytes",
     "momentum",
+    "max_noise",
+    "audit_steps",
 )
+
+
+def _cores_are_busy(ranks: list[RankInfo], rank: int) -> bool:
+    """Whether the ranks of this machine alone keep all of its cores busy while they train."""
+    # Not host_id: with compress="on" each rank has one of its own.
+    here = sum(one.host == ranks[rank].host for one in ranks)
+    return here * torch.get_num_threads() >= len(os.sched_getaffinity(0))
 
 
 def _host_ids(ranks: list[RankInfo], settings: Settings) -> list[str]:

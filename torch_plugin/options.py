@@ -36,13 +36,18 @@ class Options:
 
     Attributes:
         compress: ``auto`` (what crosses hosts), ``on`` (every rank is a host), ``off`` (exact).
-        method: what gradients are sent as: ``exact``, ``fp16``, ``bf16``, ``int8``, ``int4``,
-            ``int3``, ``quinary`` (5 levels), ``ternary`` (3 levels) or ``chunks``.
+        method: what gradients are sent as between hosts: ``auto`` (what promises the shortest time
+            to a loss), ``exact``, ``fp32``, ``fp16``, ``bf16``, ``int8``, ``int4``, ``int3``,
+            ``quinary`` (5 levels), ``ternary`` (3 levels) or ``chunks`` (the most important ones).
+        max_noise: how far ``auto`` may go: ``none`` (fp16), ``low`` (5 levels), ``any`` (3 levels).
+        optimizer: what steps by the gradients: ``auto`` (seen at the first step), ``adam`` (and all
+            that divide each element by its usual size) or ``sgd``. Three levels need to know it.
+        audit_steps: how often a part of a bucket is also exchanged exactly, to compare; 0: never.
         density: with ``chunks``, fraction of chunks sent, over 0 and up to 1.
-        chunk: elements in a chunk.
-        warmup_steps: dense steps at the start.
-        ramp_steps: steps from dense to ``density``.
-        wire: element type on the wire, ``fp16``, ``bf16`` or ``fp32``.
+        chunk: with ``chunks``, elements in a chunk.
+        warmup_steps: exact steps at the start.
+        ramp_steps: with ``chunks``, steps from dense to ``density``.
+        wire: with ``chunks``, element type on the wire, ``fp16``, ``bf16`` or ``fp32``.
         fusion_bytes: how much gradient one exchange carries; 0 fuses nothing.
         momentum: momentum correction of the residual, from 0 up to, not including, 1.
         timeline: file to write a trace to.
@@ -53,6 +58,9 @@ class Options:
 
     compress: str | None = None
     method: str | None = None
+    max_noise: str | None = None
+    optimizer: str | None = None
+    audit_steps: int | None = None
     density: float | None = None
     chunk: int | None = None
     warmup_steps: int | None = None
@@ -144,7 +152,7 @@ OPTION_SPECS: dict[str, OptionSpec] = {
         _choice("compress", "auto", "on", "off"),
         _choice(
             "method",
-            "chunks",
+            "auto",
             "exact",
             "fp16",
             "bf16",
@@ -154,7 +162,11 @@ OPTION_SPECS: dict[str, OptionSpec] = {
             "int3",
             "quinary",
             "ternary",
+            "chunks",
         ),
+        _choice("max_noise", "low", "none", "any"),
+        _choice("optimizer", "auto", "adam", "sgd"),
+        _count("audit_steps", 0, 500),
         _fraction("density", "a number over 0 and at most 1", lambda value: 0 < value <= 1, 0.1),
         _count("chunk", 1, 32768),
         _count("warmup_steps", 2, 100),

@@ -88,6 +88,8 @@ def state_dict(group: dist.ProcessGroup | None = None, *, models: Models = None)
         "host": host,
         # The key is part of the saved format: states saved earlier must still load.
         "place": local_rank,
+        # What "auto" stood for; empty with another method.
+        "method": native.library.chosen_method(backend),
         "models": saved,
     }
 
@@ -137,6 +139,8 @@ def load_state_dict(
         _refuse(layout)
     dropped = missing_ranks(states, target, moved=bool(different), relaid=bool(layout))
     dropped += restore(states, target, buckets, backend)
+    if method := states[0].get("method"):
+        native.library.set_chosen_method(backend, method)
     log = GroupLogger.of_group(group)
     for what in dropped:
         log.warning("dropped from the state that was loaded: %s", what)

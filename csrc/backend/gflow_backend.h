@@ -133,6 +133,8 @@ class GflowBackend : public Backend {
   void load_bucket(uint32_t number, BucketState state);
   void set_momentum(float factor, bool nesterov);
   void set_stepping(const std::string& stepping);
+  std::string chosen_method() const;
+  void set_chosen_method(const std::string& method);
   void keep_for_undo(bool enabled);
   void record_step(bool skipped, float factor);
 

@@ -50,6 +50,14 @@ void GflowBackend::set_stepping(const std::string& stepping) {
   as_backend_error([&] { group_->set_stepping(stepping, timeout_ms()); });
 }
 
+std::string GflowBackend::chosen_method() const {
+  return as_backend_error([&] { return std::string(group_->chosen_method(timeout_ms())); });
+}
+
+void GflowBackend::set_chosen_method(const std::string& method) {
+  as_backend_error([&] { group_->set_chosen_method(method, timeout_ms()); });
+}
+
 void GflowBackend::keep_for_undo(bool enabled) {
   as_backend_error([&] { group_->keep_for_undo(enabled, timeout_ms()); });
 }

@@ -55,6 +55,14 @@ void set_stepping(const BackendPtr& backend, const std::string& stepping) {
   gflow_backend(backend).set_stepping(stepping);
 }
 
+std::string chosen_method(const BackendPtr& backend) {
+  return gflow_backend(backend).chosen_method();
+}
+
+void set_chosen_method(const BackendPtr& backend, const std::string& method) {
+  gflow_backend(backend).set_chosen_method(method);
+}
+
 void keep_for_undo(const BackendPtr& backend, bool enabled) {
   gflow_backend(backend).keep_for_undo(enabled);
 }
@@ -88,6 +96,10 @@ void bind_gradients(py::module_& module) {
              py::arg("stepping"),
              "What the optimizer does with gradients: 'normalized', 'proportional', or '' if that "
              "is not known.");
+  module.def("chosen_method", &chosen_method, WithGilReleased(), py::arg("backend"),
+             "What the method 'auto' stands for now; '' with another method.");
+  module.def("set_chosen_method", &set_chosen_method, WithGilReleased(), py::arg("backend"),
+             py::arg("method"), "Continues with what chosen_method() returned.");
   module.def("keep_for_undo", &keep_for_undo, WithGilReleased(), py::arg("backend"),
              py::arg("enabled"), "Whether exchanges can be undone from now on.");
   module.def("record_step", &record_step, WithGilReleased(), py::arg("backend"), py::arg("skipped"),

@@ -42,8 +42,9 @@ rust::Vec<rust::String> to_rust(const Strings& strings) {
 // Python calls this and make_config by keyword.
 Compression make_compression(bool enabled, const std::string& method, double density, uint64_t chunk, uint64_t warmup_steps,
                              uint64_t ramp_steps, const std::string& wire, uint64_t fusion_bytes,
-                             float momentum) {
-  return {enabled, method, density, chunk, warmup_steps, ramp_steps, wire, fusion_bytes, momentum};
+                             float momentum, const std::string& max_noise, uint64_t audit_steps,
+                             bool cores_are_busy) {
+  return {enabled, method, density, chunk, warmup_steps, ramp_steps, wire, fusion_bytes, momentum, max_noise, audit_steps, cores_are_busy};
 }
 
 GroupConfig make_config(const std::string& name, uint32_t rank, const Strings& labels,
@@ -100,7 +101,8 @@ void bind_group(py::module_& module) {
   py::class_<Compression>(module, "Compression", "How gradients are exchanged.")
       .def(py::init(&make_compression), py::arg("enabled"), py::arg("method"), py::arg("density"), py::arg("chunk"),
            py::arg("warmup_steps"), py::arg("ramp_steps"), py::arg("wire"), py::arg("fusion_bytes"),
-           py::arg("momentum"));
+           py::arg("momentum"), py::arg("max_noise"), py::arg("audit_steps"),
+           py::arg("cores_are_busy"));
   py::class_<GroupConfig>(module, "GroupConfig", "What a rank has to know to join a group.")
       .def(py::init(&make_config), py::arg("name"), py::arg("rank"), py::arg("labels"),
            py::arg("addresses"), py::arg("hosts"), py::arg("fd_sockets"), py::arg("key"),

@@ -17,6 +17,15 @@ py::dict metrics(const BackendPtr& backend) {
         py::arg("carried_bytes") = one.carried_bytes, py::arg("wire_bytes") = one.wire_bytes,
         py::arg("density") = one.density, py::arg("residual_ratio") = one.residual_ratio));
   }
+  py::list certificates;
+  for (const auto& one : snapshot.certificates) {
+    certificates.append(py::dict(
+        py::arg("bucket") = one.bucket, py::arg("step") = one.step, py::arg("steps") = one.steps,
+        py::arg("method") = std::string(one.method), py::arg("cosine") = one.cosine,
+        py::arg("relative_error") = one.relative_error, py::arg("noise") = one.noise,
+        py::arg("window_cosine") = one.window_cosine,
+        py::arg("window_relative_error") = one.window_relative_error));
+  }
   py::dict stages;
   for (const auto& stage : snapshot.stages)
     stages[py::str(std::string(stage.name))] = stage.seconds;
@@ -27,6 +36,8 @@ py::dict metrics(const BackendPtr& backend) {
                   py::arg("stage_seconds") = stages,
                   py::arg("hidden_seconds") = snapshot.hidden_seconds,
                   py::arg("exposed_seconds") = snapshot.exposed_seconds,
+                  py::arg("method") = std::string(snapshot.method),
+                  py::arg("certificates") = certificates,
                   py::arg("gradient_buckets") = snapshot.gradient_buckets,
                   py::arg("gradient_bytes") = snapshot.gradient_bytes,
                   py::arg("exact_tensors") = snapshot.exact_tensors,

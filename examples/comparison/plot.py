@@ -6,13 +6,14 @@ its times are not to be trusted.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from comparison.methods import METHODS
 from comparison.processors import QUIET_SHARE
-from comparison.runs import SMOOTHING_STEPS, Result, Run
+from comparison.runs import TOLERANCE, Result, Run
 
 
 def draw(
@@ -22,18 +23,30 @@ def draw(
     share_of_others: float,
     path: Path,
 ) -> None:
-    """Draw the losses over steps and over time, and time and bytes per step."""
+    """Draw the held-out losses over time and over steps, and the time to the target."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     with rc_context({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(14, 5.4), layout="constrained")
-        grid = figure.add_gridspec(2, 3, width_ratios=(1.15, 1.15, 1))
-        over_steps = figure.add_subplot(grid[:, 0])
-        over_time = figure.add_subplot(grid[:, 1], sharey=over_steps)
-        _draw_losses(over_steps, over_time, runs)
-        times = {key: result.step_ms for key, result in results.items()}
-        _draw_bars(figure.add_subplot(grid[0, 2]), times, "Time per step", "ms")
+        grid = figure.add_gridspec(2, 3, width_ratios=(1.4, 1, 1))
+        over_time = figure.add_subplot(grid[:, 0])
+        over_steps = figure.add_subplot(grid[:, 1], sharey=over_time)
+        _draw_losses(over_time, runs, "seconds", "seconds of training (a line for each seed)")
+        _draw_losses(over_steps, runs, "step", "step")
+        over_time.set_title("Held-out loss over time", loc="left")
+        over_time.set_ylabel("held-out loss")
+        over_steps.set_title("Held-out loss over steps", loc="left")
+        over_steps.tick_params(labelleft=False)
+        _mark_target(over_time, runs, results)
+        over_time.legend(frameon=False)
+        times = {
+            key: result.time_to_target
+            for key, result in results.items()
+            if result.time_to_target is not None
+        }
+        first = METHODS[next(iter(results))].label
+        _draw_bars(figure.add_subplot(grid[0, 2]), times, f"Time to {first}'s loss", "s")
         sizes = {key: result.sent_bytes / 1e6 for key, result in results.items()}
         _draw_bars(figure.add_subplot(grid[1, 2]), sizes, "Sent per step by each rank", "MB")
         figure.suptitle("\n".join(_headline(runs, results, title)), fontsize=13)
@@ -46,45 +59,57 @@ def draw(
 def _headline(
     runs: Mapping[str, Sequence[Run]], results: Mapping[str, Result], title: str
 ) -> list[str]:
-    steps = len(next(iter(runs.values()))[0].losses)
-    where = f"{title}: a CNN on handwritten digits, {steps} steps"
+    steps = next(iter(runs.values()))[0].curve[-1]["step"]
+    where = f"{title}: a CNN on handwritten digits, {steps:.0f} steps"
     if not {"gloo", "gflow"} <= results.keys():
         return [where]
     gloo, gflow = results["gloo"], results["gflow"]
-    ratio = gloo.step_ms / gflow.step_ms
-    share = gflow.sent_bytes / gloo.sent_bytes
+    accuracy = ", ".join(
+        f"{METHODS[key].label} {statistics.fmean(result.accuracies):.1%}"
+        for key, result in results.items()
+    )
+    if gloo.time_to_target is None or gflow.time_to_target is None:
+        return [f"gflow did not reach Gloo's held-out loss; accuracy: {accuracy}", where]
+    ratio = gloo.time_to_target / gflow.time_to_target
     return [
-        f"gflow: {ratio:.1f} times as fast per step as Gloo, with {share:.0%} of its bytes",
+        f"gflow reaches Gloo's held-out loss {ratio:.1f} times as fast; accuracy: {accuracy}",
         where,
     ]
 
 
-def _draw_losses(over_steps: Any, over_time: Any, runs: Mapping[str, Sequence[Run]]) -> None:
-    # Keep curves visible that coincide: a broad pale line under a thin dark one.
-    widths = (6.0, 3.0, 1.5)
+def _draw_losses(axes: Any, runs: Mapping[str, Sequence[Run]], column: str, label: str) -> None:
     for order, (key, of_method) in enumerate(runs.items()):
-        method = METHODS[key]
-        style = {"color": method.colour, "zorder": 2 + order}
-        losses = of_method[0].losses
-        alpha = 0.4 if order == 0 else 1.0
-        steps = range(1, len(losses) + 1)
-        over_steps.plot(
-            steps, losses, label=method.label, linewidth=widths[order], alpha=alpha, **style
-        )
-        for run in of_method:
-            over_time.plot(run.clock, run.losses, linewidth=1.8, **style)
-    over_steps.set_yscale("log")
-    over_steps.yaxis.set_major_formatter("{x:g}")
-    over_steps.set_title("Loss over steps", loc="left")
-    over_steps.set_xlabel("step (first round)")
-    over_steps.set_ylabel(f"training loss, mean of the last {SMOOTHING_STEPS} steps")
-    over_steps.legend(frameon=False)
-    over_time.set_title("Loss over time", loc="left")
-    over_time.set_xlabel("seconds of training (a line for each round)")
-    over_time.tick_params(labelleft=False)
-    for axes in (over_steps, over_time):
-        axes.set_xlim(left=0)
-        axes.grid(alpha=0.25)
+        for number, run in enumerate(of_method):
+            axes.plot(
+                [point[column] for point in run.curve],
+                [point["loss"] for point in run.curve],
+                color=METHODS[key].colour,
+                linewidth=1.6,
+                alpha=0.85,
+                zorder=2 + order,
+                label=METHODS[key].label if number == 0 else None,
+            )
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.set_xlabel(label)
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.25, which="both")
+
+
+def _mark_target(
+    axes: Any, runs: Mapping[str, Sequence[Run]], results: Mapping[str, Result]
+) -> None:
+    """A line at the target (the mean of all seeds'), and a mark where each method reached it."""
+    key, baseline = next(iter(runs.items()))
+    target = statistics.fmean(run.loss for run in baseline) * (1 + TOLERANCE)
+    label = f"target: {METHODS[key].label}'s end + {TOLERANCE:.0%}"
+    axes.axhline(target, color="#333333", linestyle=":", linewidth=1.2, label=label)
+    for method, result in results.items():
+        if result.time_to_target is not None:
+            axes.plot(
+                [result.time_to_target], [target], "o", color=METHODS[method].colour, zorder=9
+            )
 
 
 def _draw_bars(axes: Any, values: Mapping[str, float], title: str, unit: str) -> None:
@@ -92,7 +117,7 @@ def _draw_bars(axes: Any, values: Mapping[str, float], title: str, unit: str) ->
     colours = [METHODS[key].colour for key in values]
     bars = axes.barh(labels, list(values.values()), color=colours, height=0.62)
     axes.bar_label(bars, [f"{value:.3g} {unit}" for value in values.values()], padding=4)
-    axes.set_xlim(0, max(values.values()) * 1.22)
+    axes.set_xlim(0, max(values.values(), default=1.0) * 1.22)
     axes.invert_yaxis()
     axes.set_title(title, loc="left")
     axes.xaxis.set_visible(False)

@@ -9,27 +9,28 @@ from typing import Any
 
 
 class Progress:
-    """The progress of one training."""
+    """The progress of one training after the other."""
 
-    def __init__(self, heading: str, steps: int) -> None:
-        self._heading = heading
+    def __init__(self, headings: list[str], steps: int) -> None:
+        self._headings = headings
         self._steps = steps
         self._live = sys.stdout.isatty()
         self._show("starting")
 
-    def update(self, message: dict[str, Any]) -> None:
-        """Show what rank 0 tells after each step."""
-        step = message["step"]
-        if self._live or step == 1 or step % max(1, self._steps // 3) == 0:
+    def update(self, point: dict[str, Any]) -> None:
+        """Show an evaluation."""
+        step = point["step"]
+        if self._live or step * 3 // self._steps > (step - 1) * 3 // self._steps or step == 0:
             self._show(
-                f"step {step}/{self._steps}, loss {message['loss']:.4f}, "
-                f"{message['seconds'] * 1e3:.0f} ms"
+                f"step {step}/{self._steps}, {point['seconds']:.1f} s, held-out loss "
+                f"{point['loss']:.4f}"
             )
 
     def done(self, text: str) -> None:
-        """Replace the line by the result of the training."""
+        """Replace the line by the result of the training; the next one begins."""
         self._show(text)
         self.leave_line()
+        self._headings.pop(0)
 
     def leave_line(self) -> None:
         """Let the next output start on a new line."""
@@ -37,7 +38,7 @@ class Progress:
             print(flush=True)
 
     def _show(self, text: str) -> None:
-        line = f"{self._heading}  {text}"
+        line = f"{self._headings[0]}  {text}"
         if self._live:
             width = shutil.get_terminal_size().columns - 1
             print(f"\r\x1b[K{line[:width]}", end="", flush=True)

@@ -1,66 +1,54 @@
-"""The demo's results as text: tables, and sentences about what they show in this run."""
+"""The demo's results as text: a table, and sentences about what it shows in this run."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from comparison.methods import METHODS
 from comparison.processors import QUIET_SHARE
-from comparison.runs import SMOOTHING_STEPS, Result, Run
+from comparison.runs import TOLERANCE, Result
+from comparison.training import EVALUATION_STEPS
 from gflow.bench.table import render
-
-#: The losses of the second table.
-LOSSES = (1.0, 0.3, 0.1, 0.03, 0.01)
 
 
 def result_table(results: Mapping[str, Result]) -> str:
     """One row per method."""
-    baseline = next(iter(results.values()))
+    first = next(iter(results.values()))
     header = [
-        *("", "ms per step", "speed", "MB sent per step"),
-        *("training s", "final loss", "test accuracy"),
+        *("", "s to target", "speed", "s in all", "ms per step", "MB per step"),
+        *("held-out loss", "accuracy"),
     ]
     rows = [
         [
             METHODS[key].label,
+            _or_dash(result.time_to_target, lambda seconds: f"{seconds:.1f}"),
+            _or_dash(_speed(result, first), lambda ratio: f"{ratio:.2f}x"),
+            f"{result.seconds:.1f}",
             f"{result.step_ms:.1f}",
-            f"{baseline.step_ms / result.step_ms:.2f}x",
             f"{result.sent_bytes / 1e6:.2f}",
-            f"{result.training_seconds:.1f}",
-            f"{result.train_loss:.5f}",
-            f"{result.test_accuracy:.1%}",
+            _with_range(result.losses, lambda loss: f"{loss:.4f}"),
+            _with_range(result.accuracies, lambda share: f"{share:.1%}"),
         ]
         for key, result in results.items()
     ]
     return render(header, rows)
 
 
-def loss_table(runs: Mapping[str, Sequence[Run]]) -> str:
-    """How many seconds of training each method took to reach certain losses."""
-    rows = [
-        [METHODS[key].label, *(_seconds_to(loss, of_method) for loss in LOSSES)]
-        for key, of_method in runs.items()
-    ]
-    return render(["seconds until the loss is", *(f"{loss:g}" for loss in LOSSES)], rows)
-
-
-def _seconds_to(loss: float, runs: Sequence[Run]) -> str:
-    times = [run.seconds_to(loss) for run in runs]
-    reached = [at for at in times if at is not None]
-    return f"{statistics.median(reached):.1f}" if len(reached) == len(times) else "-"
-
-
-def how_it_was_measured(warmup_steps: int, rounds: int, interface: str) -> str:
+def how_it_was_measured(results: Mapping[str, Result], seeds: int, interface: str) -> str:
     """Explains the columns."""
     sender = "a host" if interface != "lo" else "the loopback interface, shared among the ranks,"
+    first = METHODS[next(iter(results))].label
     return "\n".join(
         (
-            f"ms, speed, MB: median over all rounds ({rounds}), without the first {warmup_steps} "
-            "steps (gflow's warm-up and ramp)",
-            f"MB:            all that {sender} sent, headers included",
-            "training s:    all steps; final loss: of the training set",
-            f"loss in time:  of the batches, the mean over both ranks and {SMOOTHING_STEPS} steps",
+            f"target:     the held-out loss that {first} ends with from the same seed, plus "
+            f"{TOLERANCE:.0%}: so it is as good a model,",
+            "            and the chance by which two trainings differ that round differently does "
+            "not decide",
+            f"s:          seconds of training, evaluations (every {EVALUATION_STEPS} steps) not "
+            "counted",
+            f"ms, MB:     median over the second half of the steps; MB: all that {sender} sent",
+            f"loss, acc.: after the last step, mean (least..most) over the seeds ({seeds})",
         )
     )
 
@@ -68,33 +56,36 @@ def how_it_was_measured(warmup_steps: int, rounds: int, interface: str) -> str:
 def conclusions(results: Mapping[str, Result]) -> list[str]:
     """Each method against the first, in a sentence."""
     (first, baseline), *others = results.items()
-    sentences = []
-    for key, result in others:
-        by_round = [
-            theirs / mine
-            for mine, theirs in zip(result.step_ms_by_round, baseline.step_ms_by_round, strict=True)
-        ]
-        sentences.append(
-            f"{METHODS[key].label}: {baseline.step_ms / result.step_ms:.2f} times as fast per "
-            f"step as {METHODS[first].label} (round by round: "
-            f"{', '.join(f'{ratio:.2f}' for ratio in by_round)}), with "
-            f"{result.sent_bytes / baseline.sent_bytes:.1%} of its bytes."
+    name = METHODS[first].label
+    return [f"{METHODS[key].label}: {_against(result, baseline, name)}" for key, result in others]
+
+
+def _against(result: Result, baseline: Result, name: str) -> str:
+    reached = _speed(result, baseline)
+    bytes_share = f"{result.sent_bytes / baseline.sent_bytes:.1%} of its bytes per step"
+    if reached is None:
+        count = sum(one is None for one in result.seconds_to_target)
+        return (
+            f"of {len(result.losses)} trainings {count} did not reach {name}'s loss; "
+            f"{baseline.seconds / result.seconds:.2f} times as fast in all, {bytes_share}."
         )
-    return sentences
+    accuracy = statistics.fmean(result.accuracies)
+    least, most = min(baseline.accuracies), max(baseline.accuracies)
+    place = "below" if accuracy < least else "above" if accuracy > most else "within"
+    return (
+        f"{reached:.2f} times as fast to {name}'s loss, {bytes_share}; its accuracy is {place} "
+        f"the range of {name}'s seeds."
+    )
 
 
-def own_count(counters: Mapping[str, float]) -> str | None:
-    """gflow's own counters per step."""
-    parts = []
-    if "gradient_bytes" in counters:
-        parts.append(f"{counters['gradient_bytes'] / 1e6:.2f} MB of gradients")
-    if "wire_bytes" in counters:
-        parts.append(f"{counters['wire_bytes'] / 1e6:.2f} MB sent")
-    if "hidden_seconds" in counters:
-        parts.append(f"{counters['hidden_seconds'] * 1e3:.1f} ms of exchange behind the backward")
-    if "exposed_seconds" in counters:
-        parts.append(f"{counters['exposed_seconds'] * 1e3:.1f} ms of waiting for it")
-    return f"By gflow's own count, per step: {', '.join(parts)}." if parts else None
+def own_count(counters: Mapping[str, float]) -> str:
+    """gflow's own counters per step, over all steps."""
+    return (
+        f"By gflow's own count, per step of all: {counters['gradient_bytes'] / 1e6:.2f} MB of "
+        f"gradients, {counters['wire_bytes'] / 1e6:.2f} MB sent, "
+        f"{counters['hidden_seconds'] * 1e3:.1f} ms of exchange behind the backward, "
+        f"{counters['exposed_seconds'] * 1e3:.1f} ms of waiting for it."
+    )
 
 
 def trust(share_of_others: float) -> str:
@@ -103,3 +94,18 @@ def trust(share_of_others: float) -> str:
     if share_of_others > QUIET_SHARE:
         return text + ": the times are rough, repeat on a quiet machine."
     return text + "."
+
+
+def _speed(result: Result, first: Result) -> float | None:
+    """How many times as fast it reached the target as the first method; None if it did not."""
+    own, other = result.time_to_target, first.time_to_target
+    return None if own is None or other is None else other / own
+
+
+def _or_dash(number: float | None, show: Callable[[float], str]) -> str:
+    return "-" if number is None else show(number)
+
+
+def _with_range(numbers: Sequence[float], show: Callable[[float], str]) -> str:
+    mean = show(statistics.fmean(numbers))
+    return mean if len(numbers) == 1 else f"{mean} ({show(min(numbers))}..{show(max(numbers))})"

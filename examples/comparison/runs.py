@@ -1,19 +1,19 @@
 """Measurements: one training, and all trainings of one method together.
 
-Times and bytes per step leave out the steps in which a method warms up; the clock of a training
-counts all of them.
+Times and bytes per step leave out the first half of the steps, in which gflow may still be warming
+up; the clock of a training counts all of them.
 """
 
 from __future__ import annotations
 
-import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: A loss is the mean over this many steps, because single batches are noisy.
-SMOOTHING_STEPS = 10
+#: A training has reached the target once it is this close to what Gloo ended with. Two trainings of
+#: one seed that differ in nothing but how they round do not end closer than that to each other.
+TOLERANCE = 0.03
 
 
 @dataclass(frozen=True)
@@ -22,78 +22,95 @@ class Run:
 
     Attributes:
         method: key of the method.
-        clock: seconds since the start, after each step.
-        losses: after each step, over the last steps and all ranks.
-        step_ms: milliseconds of each step after the warm-up.
-        sent_bytes: what each rank sent in each step after the warm-up.
-        train_loss: over the whole training set, at the end.
-        test_accuracy: at the end.
-        counters: by gflow's own count, per step of a rank after the warm-up.
+        seed: of weights and data.
+        curve: at each evaluation ``step``, ``seconds`` since the start, held-out ``loss`` and
+            ``accuracy``.
+        step_ms: milliseconds of each step in the second half.
+        sent_bytes: what each rank sent in each of these steps.
+        parameters: of the network.
+        counters: by gflow's own count, per step of the first rank.
     """
 
     method: str
-    clock: list[float]
-    losses: list[float]
+    seed: int
+    curve: list[dict[str, float]]
     step_ms: list[float]
     sent_bytes: list[float]
-    train_loss: float
-    test_accuracy: float
+    parameters: int
     counters: dict[str, float]
 
     @classmethod
-    def of(
-        cls, method: str, results: Sequence[dict[str, Any]], warmup_steps: int, senders: int
-    ) -> Run:
-        """Combine what the ranks have returned; clock and counters are those of rank 0."""
-        first = results[0]
-        by_rank = [one["losses"] for one in results]
-        losses = [statistics.fmean(at_step) for at_step in zip(*by_rank, strict=True)]
-        clock, sent = first["clock"][warmup_steps:], first["sent"][warmup_steps:]
-        return cls(
-            method=method,
-            clock=first["clock"][1:],
-            losses=_smoothed(losses),
-            step_ms=[(after - before) * 1e3 for before, after in itertools.pairwise(clock)],
-            sent_bytes=[(after - before) / senders for before, after in itertools.pairwise(sent)],
-            train_loss=first["train_loss"],
-            test_accuracy=first["test_accuracy"],
-            counters=first["counters"],
-        )
+    def of(cls, measured: Mapping[str, Any], senders: int) -> Run:
+        """From what a rank has told; ``senders`` ranks share the counted interface."""
+        half = len(measured["step_ms"]) // 2
+        later = {
+            "step_ms": measured["step_ms"][half:],
+            "sent_bytes": [count / senders for count in measured["sent_bytes"][half:]],
+        }
+        return cls(**{**measured, **later})
+
+    @property
+    def loss(self) -> float:
+        """Held out, at the end."""
+        return self.curve[-1]["loss"]
+
+    @property
+    def accuracy(self) -> float:
+        """Held out, at the end."""
+        return self.curve[-1]["accuracy"]
+
+    @property
+    def seconds(self) -> float:
+        """Of all steps."""
+        return self.curve[-1]["seconds"]
 
     def seconds_to(self, loss: float) -> float | None:
-        """When the loss first reached ``loss``, if it did."""
-        steps = zip(self.clock, self.losses, strict=True)
-        return next((at for at, now in steps if now <= loss), None)
+        """When an evaluation first found ``loss`` or less, if one did after the first step."""
+        return next((one["seconds"] for one in self.curve[1:] if one["loss"] <= loss), None)
 
 
 @dataclass(frozen=True)
 class Result:
-    """All trainings of one method together: the median of what they measured."""
+    """All trainings of one method together.
+
+    Attributes:
+        step_ms: median.
+        sent_bytes: per step, median.
+        seconds: of a training, mean.
+        losses: held out at the end, by seed.
+        accuracies: likewise.
+        seconds_to_target: of each training, None where it was not reached.
+        counters: of the last training.
+    """
 
     step_ms: float
-    step_ms_by_round: list[float]
     sent_bytes: float
-    training_seconds: float
-    train_loss: float
-    test_accuracy: float
+    seconds: float
+    losses: list[float]
+    accuracies: list[float]
+    seconds_to_target: list[float | None]
     counters: dict[str, float]
 
     @classmethod
-    def of(cls, runs: Sequence[Run]) -> Result:
-        """Combine the trainings of one method."""
+    def of(cls, runs: Sequence[Run], targets: Mapping[int, float]) -> Result:
+        """Combine the trainings of one method, with the target of each seed."""
         return cls(
             step_ms=statistics.median(ms for run in runs for ms in run.step_ms),
-            step_ms_by_round=[statistics.median(run.step_ms) for run in runs],
             sent_bytes=statistics.median(count for run in runs for count in run.sent_bytes),
-            training_seconds=statistics.median(run.clock[-1] for run in runs),
-            train_loss=statistics.median(run.train_loss for run in runs),
-            test_accuracy=statistics.median(run.test_accuracy for run in runs),
+            seconds=statistics.fmean(run.seconds for run in runs),
+            losses=[run.loss for run in runs],
+            accuracies=[run.accuracy for run in runs],
+            seconds_to_target=[run.seconds_to(targets[run.seed]) for run in runs],
             counters=runs[-1].counters,
         )
 
+    @property
+    def time_to_target(self) -> float | None:
+        """Mean over the seeds; None if not all reached it."""
+        reached = [seconds for seconds in self.seconds_to_target if seconds is not None]
+        return statistics.fmean(reached) if len(reached) == len(self.seconds_to_target) else None
 
-def _smoothed(losses: Sequence[float]) -> list[float]:
-    return [
-        statistics.fmean(losses[max(0, end - SMOOTHING_STEPS) : end])
-        for end in range(1, len(losses) + 1)
-    ]
+
+def targets_of(baseline: Sequence[Run]) -> dict[int, float]:
+    """For each seed the held-out loss to be reached: what the baseline ends with, and a little."""
+    return {run.seed: run.loss * (1 + TOLERANCE) for run in baseline}

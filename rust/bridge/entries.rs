@@ -78,6 +78,8 @@ mod declared {
         ) -> Result<()>;
         fn set_momentum(self: &Group, factor: f32, nesterov: bool, timeout_ms: u64) -> Result<()>;
         fn set_stepping(self: &Group, stepping: &str, timeout_ms: u64) -> Result<()>;
+        fn chosen_method(self: &Group, timeout_ms: u64) -> Result<String>;
+        fn set_chosen_method(self: &Group, method: &str, timeout_ms: u64) -> Result<()>;
         fn keep_for_undo(self: &Group, enabled: bool, timeout_ms: u64) -> Result<()>;
         fn record_step(self: &Group, skipped: bool, factor: f32, timeout_ms: u64) -> Result<()>;
 

@@ -6,7 +6,7 @@ use crate::codec::{Momentum, Schedule, Wire};
 use crate::collective::assembly::RankDirectory;
 use crate::engine::group;
 use crate::error::{Error, Result};
-use crate::gradients::{CompressionConfig, Method};
+use crate::gradients::{CompressionConfig, MaxNoise, Method};
 use crate::observe::log::in_group;
 use crate::transport::handshake::KEY_BYTES;
 use std::net::SocketAddr;
@@ -73,7 +73,19 @@ fn read_compression(compression: &types::Compression) -> Result<Option<Compressi
     let method = Method::from_name(&compression.method).ok_or_else(|| {
         Error::Connect(format!("{:?} is no method of compression", compression.method))
     })?;
-    Ok(Some(CompressionConfig { method, schedule, chunk, wire, fusion_bytes }))
+    let max_noise = MaxNoise::from_name(&compression.max_noise).ok_or_else(|| {
+        Error::Connect(format!("{:?} is no limit of noise", compression.max_noise))
+    })?;
+    Ok(Some(CompressionConfig {
+        method,
+        schedule,
+        chunk,
+        wire,
+        fusion_bytes,
+        max_noise,
+        audit_steps: compression.audit_steps,
+        cores_are_busy: compression.cores_are_busy,
+    }))
 }
 
 /// C++ has no `Option`: a factor of zero stands for no momentum.

@@ -2,11 +2,9 @@
 
 use super::group::Group;
 use super::types;
-use crate::codec::Coding;
 use crate::collective::call::CollectiveKind;
 use crate::error::Result;
-use crate::gradients::CompressionStarted;
-use crate::observe::gradient_counters::{BucketCounts, Stage};
+use crate::observe::gradient_counters::{BucketCounts, Certificate, Stage};
 
 impl Group {
     pub(super) fn metrics(&self) -> Result<types::MetricsSnapshot> {
@@ -45,44 +43,27 @@ impl Group {
                 stages: Stage::ALL.into_iter().zip(gradients.seconds).map(stage).collect(),
                 hidden_seconds: times.hidden.as_secs_f64(),
                 exposed_seconds: times.exposed.as_secs_f64(),
+                method: gradients.method.to_string(),
+                certificates: gradients.certificate.into_iter().map(certificate).collect(),
             })
         })
     }
 
     pub(super) fn announcement(&self) -> Result<String> {
-        let started = || self.0.engine.take_compression_started();
-        self.guard(|| Ok(started().as_ref().map(compression_notice).unwrap_or_default()))
+        self.guard(|| Ok(self.0.engine.take_announcement()))
     }
 }
 
-/// Tells the user what happens to gradients from the first compressed bucket on.
-fn compression_notice(started: &CompressionStarted) -> String {
-    let CompressionStarted { hosts, coding, ramp_steps, ratio } = started;
-    let when = match ramp_steps {
-        0 => String::new(),
-        steps => format!(" after a ramp of {steps} steps"),
-    };
-    let how = match coding {
-        Coding::Chunks { density, wire } if *density < 1.0 => {
-            // Rounded to 4 digits after the point.
-            let percent = (density * 1e6).round() / 1e4;
-            format!(
-                "the most important {percent}% of their chunks are sent{when}, as {}, and the rest \
-                 is kept and sent later",
-                wire.name()
-            )
-        }
-        Coding::Chunks { wire, .. } => format!("they are sent as {}{when}", wire.name()),
-        Coding::Quantized(quantizer) => format!(
-            "every element is sent as {} ({} levels){when}, and what rounding leaves of it is \
-             kept for the next step",
-            quantizer.levels.name(),
-            2 * u32::from(quantizer.levels.largest()) + 1,
-        ),
-    };
-    format!(
-        "from this step on gradients are compressed between the {hosts} hosts: {how}: about \
-         {ratio:.0}x fewer bytes. All other tensors stay exact. To switch it off: \
-         GFLOW_COMPRESS=off, or pg_options=gflow.Options(compress=\"off\")"
-    )
+fn certificate(one: Certificate) -> types::Certificate {
+    types::Certificate {
+        bucket: one.bucket,
+        step: one.step,
+        steps: one.steps,
+        method: one.method.to_string(),
+        cosine: one.cosine,
+        relative_error: one.relative_error,
+        noise: one.noise,
+        window_cosine: one.window_cosine,
+        window_relative_error: one.window_relative_error,
+    }
 }

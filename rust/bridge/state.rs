@@ -4,7 +4,7 @@ use super::group::{Group, read_momentum};
 use super::{milliseconds, types};
 use crate::codec::quantizer::Stepping;
 use crate::error::{Error, Result};
-use crate::gradients::BucketState;
+use crate::gradients::{BucketState, Method};
 
 impl Group {
     /// Drops what is kept of buckets that no longer exist.
@@ -60,6 +60,23 @@ impl Group {
                 })?),
             };
             self.0.engine.set_stepping(stepping, milliseconds(timeout_ms))
+        })
+    }
+
+    /// What "auto" stands for now; empty with another method.
+    pub(super) fn chosen_method(&self, timeout_ms: u64) -> Result<String> {
+        self.guard(|| {
+            let method = self.0.engine.chosen_method(milliseconds(timeout_ms))?;
+            Ok(method.map(|method| method.to_string()).unwrap_or_default())
+        })
+    }
+
+    pub(super) fn set_chosen_method(&self, method: &str, timeout_ms: u64) -> Result<()> {
+        self.guard(|| {
+            let method = Method::from_name(method).ok_or_else(|| {
+                Error::Operation(format!("gflow: {method:?} is no method of compression"))
+            })?;
+            self.0.engine.set_chosen_method(method, milliseconds(timeout_ms))
         })
     }
 

@@ -36,6 +36,10 @@ mod declared {
         wire: String,
         fusion_bytes: u64,
         momentum: f32,
+        max_noise: String,
+        audit_steps: u64,
+        /// Whether the threads of the training job keep all cores of this host busy.
+        cores_are_busy: bool,
     }
 
     /// Where a rank is among the hosts of its group.
@@ -111,6 +115,23 @@ mod declared {
         stages: Vec<StageSeconds>,
         hidden_seconds: f64,
         exposed_seconds: f64,
+        /// What gradients were sent as last; empty before the first exchange.
+        method: String,
+        /// Empty, or one.
+        certificates: Vec<Certificate>,
+    }
+
+    /// What the last audit found; the fields are those of `observe::gradient_counters::Certificate`.
+    struct Certificate {
+        bucket: u32,
+        step: u64,
+        steps: u64,
+        method: String,
+        cosine: f64,
+        relative_error: f64,
+        noise: f64,
+        window_cosine: f64,
+        window_relative_error: f64,
     }
 
     struct KindCount {

@@ -22,6 +22,15 @@ impl Coding {
         }
     }
 
+    /// Its name in the options.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Coding::Chunks { density, wire } if *density >= 1.0 => wire.name(),
+            Coding::Chunks { .. } => "chunks",
+            Coding::Quantized(quantizer) => quantizer.levels.name(),
+        }
+    }
+
     /// Bits on the wire for each element of a gradient.
     pub fn bits_per_element(&self) -> f64 {
         match self {
@@ -34,11 +43,10 @@ impl Coding {
 impl fmt::Display for Coding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Coding::Chunks { density, wire } if *density >= 1.0 => f.write_str(wire.name()),
-            Coding::Chunks { density, wire } => {
+            Coding::Chunks { density, wire } if *density < 1.0 => {
                 write!(f, "{density} of its chunks are sent, as {}", wire.name())
             }
-            Coding::Quantized(quantizer) => f.write_str(quantizer.levels.name()),
+            _ => f.write_str(self.name()),
         }
     }
 }

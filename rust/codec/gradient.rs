@@ -65,6 +65,15 @@ impl<'a> Gradient<'a> {
         }
     }
 
+    /// Its elements as f32.
+    pub fn widened(&self) -> Vec<f32> {
+        match self {
+            Gradient::F32(numbers) => numbers.to_vec(),
+            Gradient::F16(bits) => bits.iter().map(|bits| F16(*bits).widen()).collect(),
+            Gradient::BF16(bits) => bits.iter().map(|bits| BF16(*bits).widen()).collect(),
+        }
+    }
+
     /// The sum of the magnitudes of its elements that are finite.
     pub fn l1_norm(&self) -> f64 {
         let finite = |number: f32| if number.is_finite() { f64::from(number.abs()) } else { 0.0 };

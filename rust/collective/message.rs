@@ -20,6 +20,8 @@ pub enum Tag {
     Norms = 2,
     /// The ids of NCCL communicators that a rank has made.
     NcclIds = 3,
+    /// What a rank has measured, for the choice of how gradients are sent.
+    Measures = 4,
 }
 
 /// How every message begins.
@@ -173,6 +175,7 @@ fn expect_call(envelope: &Envelope) -> Result<(), String> {
     const CALL: u8 = Tag::Call as u8;
     const NORMS: u8 = Tag::Norms as u8;
     const NCCL_IDS: u8 = Tag::NcclIds as u8;
+    const MEASURES: u8 = Tag::Measures as u8;
     let seq = envelope.seq();
     match envelope.tag {
         CALL => Ok(()),
@@ -185,6 +188,10 @@ fn expect_call(envelope: &Envelope) -> Result<(), String> {
             "the ids of NCCL communicators, because it is opening its GPU for the group in \
              #{seq}, and this rank is at something else: every rank must make the same call in \
              the same order"
+        )),
+        MEASURES => Err(format!(
+            "what it has measured, because it chooses how to send gradients before #{seq}, and this \
+             rank is at something else: every rank must make the same call in the same order"
         )),
         tag => Err(format!("a message of an unknown kind, tag {tag}")),
     }

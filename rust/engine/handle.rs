@@ -12,7 +12,7 @@ use crate::collective::call::Call;
 use crate::collective::fabric::Fabric;
 use crate::collective::links::Links;
 use crate::error::{Error, Result};
-use crate::gradients::{CompressionStarted, DeviceTicket, Obstacle};
+use crate::gradients::{DeviceTicket, Obstacle};
 use crate::observe::counters::Counts;
 use crate::observe::gradient_counters::GradientCounts;
 use crate::observe::overlap::OverlapTimes;
@@ -81,7 +81,7 @@ impl Engine {
         let device = self.device_ticket(&mut call)?;
         let is_gradient = call.gradient;
         if is_gradient {
-            self.shared.overlap.begin(Instant::now());
+            self.shared.overlap.begin(call.bucket, Instant::now());
         }
         let pushed = self.shared.queue.push(call, operation, device);
         if is_gradient && pushed.is_err() {
@@ -191,9 +191,10 @@ impl Engine {
         self.shared.forget(buckets);
     }
 
-    /// What the user should be told about compression; only once, and only on the first rank.
-    pub fn take_compression_started(&self) -> Option<CompressionStarted> {
-        self.shared.take_compression_started()
+    /// What the user should be told about compression, empty if nothing; only once, and only on the first
+    /// rank.
+    pub fn take_announcement(&self) -> String {
+        self.shared.take_announcement()
     }
 
     /// The name of this rank in messages.

@@ -226,8 +226,8 @@ impl<'a> Run<'a> {
     ) -> Result<()> {
         let GroupCore { fabric, gradients, .. } = &mut *self.core;
         let progress = gradients.exchange(fabric, bucket, tensor, ticket);
-        if let Some(started) = gradients.take_compression_started() {
-            self.shared.announce(started);
+        for notice in gradients.take_notices() {
+            self.shared.announce(&notice);
         }
         self.finish_gradients(progress)
     }

@@ -7,7 +7,7 @@ use super::queue::{Job, Queue};
 use crate::collective::call::{CollectiveKind, View};
 use crate::collective::fabric::Fabric;
 use crate::error::Error;
-use crate::gradients::{self, CompressionStarted, Devices};
+use crate::gradients::{self, Devices, Notice};
 use crate::observe::counters::Counters;
 use crate::observe::gradient_counters::GradientCounters;
 use crate::observe::overlap::OverlapTimer;
@@ -66,7 +66,7 @@ pub struct Shared {
     pub labels: Vec<String>,
     pub rank: usize,
     pub counters: Counters,
-    pub overlap: OverlapTimer,
+    pub overlap: Arc<OverlapTimer>,
     pub gradient_counters: Arc<GradientCounters>,
     pub devices: Arc<Devices>,
     pub activity: Arc<Activity>,
@@ -74,7 +74,7 @@ pub struct Shared {
     /// Buckets that are gone, until their state can be dropped.
     gone: Mutex<Vec<u32>>,
     /// For the user, until it is taken.
-    compression_started: Mutex<Option<CompressionStarted>>,
+    announcement: Mutex<String>,
 }
 
 impl Shared {
@@ -85,6 +85,7 @@ impl Shared {
         Shared {
             queue: Queue::default(),
             gradient_counters: gradients.counters().clone(),
+            overlap: gradients.overlap().clone(),
             core: Mutex::new(GroupCore {
                 fabric,
                 gradients,
@@ -94,12 +95,11 @@ impl Shared {
             labels,
             rank,
             counters: Counters::new(CollectiveKind::ALL.len()),
-            overlap: OverlapTimer::default(),
             devices,
             activity: Arc::default(),
             pool: Arc::default(),
             gone: Mutex::default(),
-            compression_started: Mutex::default(),
+            announcement: Mutex::default(),
         }
     }
 
@@ -130,16 +130,21 @@ impl Shared {
     }
 
     /// Keeps what the first rank has to tell the user about compression.
-    pub fn announce(&self, started: CompressionStarted) {
-        let CompressionStarted { hosts, coding, .. } = started;
-        log::info!("from now on gradients are compressed between {hosts} hosts: {coding}");
-        if self.rank == 0 {
-            *lock(&self.compression_started) = Some(started);
+    pub fn announce(&self, notice: &Notice) {
+        if self.rank != 0 {
+            // The first rank says it as a warning, so that nobody can miss it.
+            log::info!("{notice}");
+            return;
         }
+        let mut announcement = lock(&self.announcement);
+        if !announcement.is_empty() {
+            announcement.push_str("; ");
+        }
+        announcement.push_str(&notice.to_string());
     }
 
-    pub fn take_compression_started(&self) -> Option<CompressionStarted> {
-        lock(&self.compression_started).take()
+    pub fn take_announcement(&self) -> String {
+        std::mem::take(&mut *lock(&self.announcement))
     }
 
     /// Releases all that wait for `operation`, and starts its callbacks.

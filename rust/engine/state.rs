@@ -6,7 +6,7 @@ use crate::codec::Momentum;
 use crate::codec::quantizer::Stepping;
 use crate::cuda::Fault;
 use crate::error::{Error, Result};
-use crate::gradients::BucketState;
+use crate::gradients::{BucketState, Method};
 use std::time::Duration;
 
 impl Engine {
@@ -43,6 +43,16 @@ impl Engine {
     /// What the optimizer does with gradients; `None` if that is not known.
     pub fn set_stepping(&self, stepping: Option<Stepping>, limit: Duration) -> Result<()> {
         self.with_gradients(limit, |gradients| gradients.set_stepping(stepping))
+    }
+
+    /// What `method="auto"` stands for now; `None` with another method.
+    pub fn chosen_method(&self, limit: Duration) -> Result<Option<Method>> {
+        self.with_gradients(limit, |gradients| gradients.chosen_method())
+    }
+
+    /// Continues with what `method="auto"` stood for when a state was saved.
+    pub fn set_chosen_method(&self, method: Method, limit: Duration) -> Result<()> {
+        self.with_gradients(limit, |gradients| gradients.set_chosen_method(method))
     }
 
     /// Whether exchanges can be undone from now on.

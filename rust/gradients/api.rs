@@ -1,12 +1,14 @@
 //! The engine's interface to the gradients of its group.
 
 use super::bucket::BucketState;
-use super::config::{CompressionConfig, CompressionStarted};
+use super::config::CompressionConfig;
 use super::courier::Courier;
 use super::devices::Devices;
 use super::exchanger::Exchanger;
 use super::fused_bucket::Tensor;
 use super::fusion::{Fusion, Progress};
+use super::method::Method;
+use super::notice::Notice;
 use super::ring_route::RingRoute;
 use super::two_legs::{LinkRoute, TwoLegs};
 use crate::codec::Momentum;
@@ -17,6 +19,7 @@ use crate::collective::links::Links;
 use crate::collective::ring::Ring;
 use crate::cuda;
 use crate::observe::gradient_counters::GradientCounters;
+use crate::observe::overlap::OverlapTimer;
 use crate::transport::Watch;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -79,9 +82,24 @@ impl<T> Gradients<T> {
         self.fusion.flush(&mut self.exchanger, fabric)
     }
 
-    /// The notice for the user, returned once, after the first bucket was compressed.
-    pub fn take_compression_started(&mut self) -> Option<CompressionStarted> {
-        self.fusion.take_compression_started()
+    /// What the user has to be told, once.
+    pub fn take_notices(&mut self) -> Vec<Notice> {
+        self.fusion.take_notices()
+    }
+
+    /// When gradients were called and waited for.
+    pub fn overlap(&self) -> &Arc<OverlapTimer> {
+        &self.exchanger.overlap
+    }
+
+    /// What `method="auto"` stands for now; `None` with another method.
+    pub fn chosen_method(&self) -> Option<Method> {
+        self.exchanger.chosen_method()
+    }
+
+    /// Continues with what `method="auto"` stood for when a state was saved.
+    pub fn set_chosen_method(&mut self, method: Method) {
+        self.exchanger.set_chosen_method(method);
     }
 
     /// How often this bucket was exchanged.

@@ -77,8 +77,13 @@ impl Bucket {
         Ok(BucketState { step: self.step, residual, velocity, sizes })
     }
 
-    /// Logs how it is exchanged, if that has changed.
-    pub fn log_treatment(&mut self, number: u32, treatment: Treatment) {
+    /// Whether it was compressed when it was exchanged last.
+    pub fn was_compressed(&self) -> bool {
+        matches!(self.treated, Some(Treatment::Compressed(_)))
+    }
+
+    /// Notes how it is exchanged, and logs it if that has changed.
+    pub fn note_treatment(&mut self, number: u32, treatment: Treatment) {
         if self.treated.replace(treatment).is_some_and(|before| before.is_like(treatment)) {
             return;
         }

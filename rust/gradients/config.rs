@@ -1,6 +1,7 @@
 //! How the user wants gradients to be compressed between hosts. It is the same on every rank of a group
 //! and never changes, so all ranks draw the same conclusions from it.
 
+use super::method::{MaxNoise, Method};
 use crate::codec::quantizer::{Levels, Quantizer, Stepping};
 use crate::codec::{Coding, Momentum, Schedule, Wire};
 use crate::simd::element::Element;
@@ -13,36 +14,6 @@ const STEPS_UNTIL_STABLE: u64 = 2;
 /// A velocity that is cleared this rarely loses a twentieth of the momentum's effect.
 const BUILD_UPS_UNTIL_OLD: f64 = 16.0;
 
-/// What the user wants gradients to be sent as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Method {
-    /// Exactly.
-    Exact,
-    /// All elements, rounded to this format.
-    Rounded(Wire),
-    /// All elements, with a few levels.
-    Quantized(Levels),
-    /// The most important chunks, after GradientFlow; the others wait.
-    Chunks,
-}
-
-impl Method {
-    /// The method with this name in the options.
-    pub fn from_name(name: &str) -> Option<Method> {
-        match name {
-            "exact" => Some(Method::Exact),
-            "chunks" => Some(Method::Chunks),
-            _ => {
-                let rounded = Wire::from_name(name).map(|wire| match wire {
-                    Wire::F32 => Method::Exact,
-                    _ => Method::Rounded(wire),
-                });
-                rounded.or_else(|| Levels::from_name(name).map(Method::Quantized))
-            }
-        }
-    }
-}
-
 #[derive(Debug, Clone, Copy)]
 pub struct CompressionConfig {
     pub method: Method,
@@ -54,6 +25,12 @@ pub struct CompressionConfig {
     pub wire: Wire,
     /// Gradients of this many bytes go into one exchange; 0 fuses nothing.
     pub fusion_bytes: usize,
+    /// How much noise [`Method::Auto`] may add.
+    pub max_noise: MaxNoise,
+    /// Steps from one audit to the next; 0 for none.
+    pub audit_steps: u64,
+    /// Whether the threads of the training job keep all cores of this host busy.
+    pub cores_are_busy: bool,
 }
 
 /// How a bucket is exchanged in one step.
@@ -113,14 +90,22 @@ pub struct CompressionStarted {
 
 impl CompressionConfig {
     /// How a bucket of this type is exchanged in this step, for an optimizer that does this with it.
-    pub fn treatment(&self, step: u64, element: Element, stepping: Option<Stepping>) -> Treatment {
+    /// `chosen` is what [`Method::Auto`] stands for now.
+    pub fn treatment(
+        &self,
+        step: u64,
+        element: Element,
+        stepping: Option<Stepping>,
+        chosen: Method,
+    ) -> Treatment {
         if !can_be_compressed(element) {
             return Treatment::Exact(WhyExact::ElementType);
         }
         let density = self.schedule.density_at(step).filter(|_| step >= STEPS_UNTIL_STABLE);
         let Some(density) = density else { return Treatment::Exact(WhyExact::WarmUp) };
-        match self.method {
-            Method::Exact => Treatment::Exact(WhyExact::Method),
+        let method = if self.method == Method::Auto { chosen } else { self.method };
+        match method {
+            Method::Exact | Method::Auto => Treatment::Exact(WhyExact::Method),
             Method::Chunks => Treatment::Compressed(Coding::Chunks { density, wire: self.wire }),
             Method::Rounded(wire) => Treatment::Compressed(Coding::Chunks { density: 1.0, wire }),
             Method::Quantized(levels) => {
@@ -131,7 +116,7 @@ impl CompressionConfig {
 
     /// Whether some bucket may be quantised, so that carriers need links to all other hosts.
     pub fn may_quantize(&self) -> bool {
-        matches!(self.method, Method::Quantized(_))
+        matches!(self.method, Method::Quantized(_) | Method::Auto)
     }
 
     /// Whether sizes of elements may be needed at a later step, and so have to be followed in exact
@@ -139,6 +124,7 @@ impl CompressionConfig {
     pub fn follows_sizes(&self) -> bool {
         match self.method {
             Method::Quantized(levels) => quantizer(levels, None).uses_sizes,
+            // Most that it may choose need them. Sizes that start late cost some noise.
             _ => false,
         }
     }
@@ -180,14 +166,30 @@ pub fn can_be_compressed(element: Element) -> bool {
 }
 
 #[cfg(test)]
+impl CompressionConfig {
+    /// A config for tests.
+    pub fn sample(method: Method, schedule: Schedule) -> CompressionConfig {
+        CompressionConfig {
+            method,
+            schedule,
+            chunk: 1,
+            wire: Wire::F16,
+            fusion_bytes: 0,
+            max_noise: MaxNoise::Low,
+            audit_steps: 0,
+            cores_are_busy: false,
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_velocity_is_cleared_only_where_it_is_much_older_than_it_takes_to_build_up() {
         let schedule = Schedule { density: 0.1, warmup_steps: 2, ramp_steps: 0 };
-        let (method, wire) = (Method::Chunks, Wire::F16);
-        let config = CompressionConfig { method, schedule, chunk: 1, wire, fusion_bytes: 0 };
+        let config = CompressionConfig::sample(Method::Chunks, schedule);
         let clears = |density: f64, factor: f32| {
             config.clears_velocity(density, Momentum { factor, nesterov: false })
         };

@@ -4,6 +4,7 @@
 //! A path carries out single stages. Which buckets go together and when is decided in [`super::fusion`],
 //! and the order of the stages in [`super::exchanger`], alike for all paths.
 
+use super::auto::LinkMeter;
 use super::bucket::Bucket;
 use super::config::CompressionConfig;
 use super::failure::ExchangeFailure;
@@ -23,6 +24,8 @@ pub struct ExchangeContext<'a> {
     pub fabric: &'a mut Fabric,
     pub store: &'a mut BucketStore,
     pub counters: &'a Arc<GradientCounters>,
+    /// Learns how long bytes take to other hosts.
+    pub link: &'a mut LinkMeter,
     pub deadline: Instant,
 }
 

@@ -1,6 +1,8 @@
 //! The exchange of buckets, stage by stage: what happens in which order, and what is counted and kept.
 //! All of it is the same wherever the gradients are; the stages themselves are an [`ExchangePath`].
 
+use super::audit::Audits;
+use super::auto::{At, Auto, Choice, MeteredBucket, most_noise};
 use super::bucket::Needed;
 use super::config::{
     CompressionConfig, CompressionStarted, Treatment, WhyExact, can_be_compressed,
@@ -8,18 +10,21 @@ use super::config::{
 use super::exchange_path::{ExchangeContext, ExchangePath, ExchangePlan};
 use super::failure::ExchangeFailure;
 use super::fused_bucket::{FusedBucket, Tensor};
+use super::method::{MaxNoise, Method};
 use super::paths::Paths;
 use super::shard::Shard;
 use super::store::BucketStore;
 use crate::codec::quantizer::Stepping;
-use crate::codec::{Coding, Momentum};
+use crate::codec::{Coding, Momentum, Wire};
 use crate::collective::agreement::AgreedBucket;
 use crate::collective::fabric::Fabric;
 use crate::collective::hierarchical;
-use crate::observe::gradient_counters::{BucketExchange, GradientCounters};
+use crate::collective::span::Span;
+use crate::observe::gradient_counters::{BucketExchange, Certificate, GradientCounters};
+use crate::observe::overlap::OverlapTimer;
 use crate::simd::element::Element;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub struct Exchanger {
     /// `None`: every gradient is exchanged exactly.
@@ -30,11 +35,21 @@ pub struct Exchanger {
     pub store: BucketStore,
     pub paths: Paths,
     pub counters: Arc<GradientCounters>,
+    /// When gradients were called and waited for.
+    pub overlap: Arc<OverlapTimer>,
+    /// What `Method::Auto` stands for.
+    auto: Auto,
+    audits: Audits,
 }
 
 impl Exchanger {
     pub fn new(config: Option<CompressionConfig>, momentum: Option<Momentum>) -> Exchanger {
+        let max_noise = config.map_or(MaxNoise::None, |config| config.max_noise);
+        let cores_are_busy = config.is_some_and(|config| config.cores_are_busy);
         Exchanger {
+            auto: Auto::new(max_noise, cores_are_busy),
+            audits: Audits::new(config.map_or(0, |config| config.audit_steps)),
+            overlap: Arc::default(),
             config,
             momentum,
             stepping: None,
@@ -50,13 +65,58 @@ impl Exchanger {
     }
 
     /// Decides how a bucket is exchanged in this step, and logs where that is new.
-    pub fn decide_treatment(&mut self, bucket: &AgreedBucket, element: Element) -> Treatment {
-        let treatment = match &self.config {
-            Some(config) => config.treatment(bucket.step, element, bucket.stepping),
+    pub fn decide_treatment(&mut self, bucket: &AgreedBucket, tensor: &Tensor) -> Treatment {
+        // Devices report their times too late to choose by them.
+        let on_device = tensor.device_slot() != 0;
+        let chosen = if on_device { Method::Rounded(Wire::F16) } else { self.auto.method() };
+        let wanted = match &self.config {
+            Some(config) => config.treatment(bucket.step, tensor.element, bucket.stepping, chosen),
             None => Treatment::Exact(WhyExact::Off),
         };
-        self.store.entry(bucket.number).log_treatment(bucket.number, treatment);
+        let kept = self.store.entry(bucket.number);
+        let treatment = match wanted {
+            // Once more compressed, but without loss: what is kept of the bucket goes along.
+            Treatment::Exact(WhyExact::Method) if kept.was_compressed() => {
+                Treatment::Compressed(Coding::Chunks { density: 1.0, wire: Wire::F32 })
+            }
+            other => other,
+        };
+        kept.note_treatment(bucket.number, wanted);
         treatment
+    }
+
+    /// Whether [`Exchanger::choose`] has to be called before this bucket is exchanged. All ranks get the
+    /// same answer.
+    pub fn choice_is_due(&mut self, bucket: &AgreedBucket, tensor: &Tensor) -> bool {
+        let Some(config) = &self.config else { return false };
+        config.method == Method::Auto
+            && bucket.on_all_ranks
+            && tensor.device_slot() == 0
+            && can_be_compressed(tensor.element)
+            && self.auto.is_due(bucket.step, config.schedule.warmup_steps)
+    }
+
+    /// Chooses with all ranks how gradients are sent from now on. Returns what is new.
+    pub fn choose(
+        &mut self,
+        fabric: &mut Fabric,
+        bucket: &AgreedBucket,
+        tensor: &Tensor,
+        deadline: Instant,
+    ) -> Result<Option<Choice>, ExchangeFailure> {
+        let at = At { step: bucket.step, seq: tensor.info.seq, deadline };
+        Ok(self.auto.choose(fabric, &self.overlap, at)?)
+    }
+
+    /// What `Method::Auto` stands for now.
+    pub fn chosen_method(&self) -> Option<Method> {
+        let config = self.config.as_ref()?;
+        (config.method == Method::Auto).then(|| self.auto.method())
+    }
+
+    /// Continues with what `Method::Auto` stood for when a state was saved.
+    pub fn set_chosen_method(&mut self, method: Method) {
+        self.auto.set_method(method);
     }
 
     /// The notice for the user when the first bucket is compressed.
@@ -84,7 +144,9 @@ impl Exchanger {
         let follows_sizes = self.config.as_ref().is_some_and(CompressionConfig::follows_sizes);
         let (path, mut context) = self.path_for(fabric, tensor.device_slot(), deadline)?;
         context.store.entry(bucket.number).step = bucket.step + 1;
+        let start = Instant::now();
         path.reduce_within(&mut context, tensor)?;
+        let within_host = start.elapsed();
         if let (Some(shard), Some(momentum)) = (shard, momentum) {
             let needed = Needed {
                 elements: shard.bytes / tensor.element.bytes(),
@@ -101,7 +163,9 @@ impl Exchanger {
                 .map_err(|fault| ExchangeFailure::Device { rank, reason: fault.0 })?;
             path.add_velocity(shard, tensor.element, &mut kept.velocity, momentum)?;
         }
+        let start = Instant::now();
         let sent = path.reduce_across(&mut context, tensor)?;
+        context.link.add(sent, start.elapsed().as_secs_f64());
         if let Some(shard) = shard.filter(|_| follows_sizes && can_be_compressed(tensor.element)) {
             let needed = Needed {
                 elements: shard.bytes / tensor.element.bytes(),
@@ -116,8 +180,12 @@ impl Exchanger {
                 .map_err(|fault| ExchangeFailure::Device { rank, reason: fault.0 })?;
             path.follow_sizes(shard, tensor.element, kept, bucket.step)?;
         }
+        let start = Instant::now();
         path.distribute_within(&mut context, tensor)?;
+        let within_host = within_host + start.elapsed();
+        self.auto.buckets.insert(bucket.number, metered(shard, tensor.element, within_host));
         self.counters.record(BucketExchange {
+            method: "exact",
             bucket: bucket.number,
             step: bucket.step + 1,
             gradient_bytes: tensor.span.bytes as u64,
@@ -138,13 +206,19 @@ impl Exchanger {
         tensor: Tensor,
         deadline: Instant,
     ) -> Result<FusedBucket, ExchangeFailure> {
+        let is_audited = self.audits.concern(&agreed)
+            && tensor.device_slot() == 0
+            // The engine adds momentum to what it delivers.
+            && self.momentum.is_none();
         let (path, mut context) = self.path_for(fabric, tensor.device_slot(), deadline)?;
+        let start = Instant::now();
         path.reduce_within(&mut context, &tensor)?;
+        let within_host = start.elapsed();
         context.store.entry(agreed.number).step = agreed.step + 1;
         let chunk = self.config.as_ref().map_or(1, |config| config.chunk);
         let shard = hierarchical::own_shard(fabric.topology(), tensor.span)
             .map(|span| Shard::new(span, tensor.element, chunk));
-        Ok(FusedBucket { agreed, coding, tensor, shard })
+        Ok(FusedBucket { agreed, coding, tensor, is_audited, within_host, shard })
     }
 
     /// Sends off the selected chunks of some buckets. Returns whether they can be completed at once.
@@ -157,6 +231,10 @@ impl Exchanger {
         let (Some(config), Some(first)) = (self.config, buckets.first()) else { return Ok(true) };
         let (coding, device_slot) = (first.coding, first.tensor.device_slot());
         let plan = ExchangePlan { config: &config, momentum: self.momentum, coding };
+        for (Audited { agreed, seq, .. }, shard) in audited(buckets) {
+            let (elements, at) = (shard.elements(), (seq, deadline));
+            self.audits.begin(&agreed, elements, |range| shard.read(range), fabric, at)?;
+        }
         let (path, mut context) = self.path_for(fabric, device_slot, deadline)?;
         path.dispatch(&mut context, buckets, plan)?;
         Ok(path.is_done_when_dispatched())
@@ -175,8 +253,24 @@ impl Exchanger {
         let (path, mut context) = self.path_for(fabric, device_slot, deadline)?;
         let sent = path.receive(&mut context, buckets, plan)?;
         count(context.counters, buckets, sent);
-        for bucket in buckets {
+        for bucket in buckets.iter_mut() {
+            let start = Instant::now();
             path.distribute_within(&mut context, &bucket.tensor)?;
+            bucket.within_host += start.elapsed();
+        }
+        for FusedBucket { agreed, tensor, within_host, shard, .. } in buckets.iter() {
+            let span = shard.as_ref().map(|shard| shard.span);
+            let metered = metered(span, tensor.element, *within_host);
+            self.auto.buckets.insert(agreed.number, metered);
+        }
+        for (Audited { agreed, coding, .. }, shard) in audited(buckets) {
+            let read = |range| shard.read(range);
+            let Some(finding) = self.audits.end(&agreed, coding, read) else { continue };
+            for (sum, more) in self.auto.audited.iter_mut().zip(finding.squares) {
+                *sum += more;
+            }
+            report(&finding.certificate, fabric.rank());
+            self.counters.certify(finding.certificate);
         }
         Ok(())
     }
@@ -190,7 +284,51 @@ impl Exchanger {
     ) -> Result<(&'a mut dyn ExchangePath, ExchangeContext<'a>), ExchangeFailure> {
         let path = self.paths.select(device_slot, fabric.rank())?;
         let (store, counters) = (&mut self.store, &self.counters);
-        Ok((path, ExchangeContext { fabric, store, counters, deadline }))
+        let link = &mut self.auto.link;
+        Ok((path, ExchangeContext { fabric, store, counters, link, deadline }))
+    }
+}
+
+/// What an audit has to know of a bucket.
+struct Audited {
+    agreed: AgreedBucket,
+    coding: Coding,
+    /// The number of its collective.
+    seq: u64,
+}
+
+/// The buckets that are audited in this step, with this rank's shards of them.
+fn audited(buckets: &mut [FusedBucket]) -> impl Iterator<Item = (Audited, &mut Shard)> {
+    buckets.iter_mut().filter(|bucket| bucket.is_audited).filter_map(|bucket| {
+        let FusedBucket { agreed, coding, tensor, shard, .. } = bucket;
+        let audited = Audited { agreed: *agreed, coding: *coding, seq: tensor.info.seq };
+        shard.as_mut().filter(|shard| shard.elements() > 0).map(|shard| (audited, shard))
+    })
+}
+
+/// Tells the log what an audit has found, and the user if it is not as it should be.
+fn report(certificate: &Certificate, rank: usize) {
+    let Certificate { bucket, step, method, cosine, noise, window_relative_error, .. } =
+        certificate;
+    let found = format!(
+        "bucket {bucket} from step {step} on, sent as {method}: cosine {cosine:.4} with the exact sum, \
+         noise {noise:.4}, error over the window {window_relative_error:.4}"
+    );
+    match most_noise(method).filter(|most| rank == 0 && noise > most) {
+        Some(most) => log::warn!(
+            "compression loses more than it did in any training that lost nothing (noise at most \
+             {most:.3}): {found}. Choose another method, such as GFLOW_METHOD=fp16"
+        ),
+        None => log::info!("audited {found}"),
+    }
+}
+
+/// What an exchange within the host and its shard mean for the choice of a method.
+fn metered(shard: Option<Span>, element: Element, within_host: Duration) -> MeteredBucket {
+    MeteredBucket {
+        elements: shard.map_or(0, |shard| shard.bytes / element.bytes()) as u64,
+        bits_per_element: 8 * element.bytes() as u32,
+        within_host_seconds: within_host.as_secs_f64(),
     }
 }
 
@@ -205,6 +343,7 @@ fn count(counters: &GradientCounters, buckets: &[FusedBucket], sent: u64) {
         let has_norms = bucket.tensor.device_slot() == 0;
         let norms = shard.map(|shard| shard.exchange_norms).unwrap_or_default();
         counters.record(BucketExchange {
+            method: bucket.coding.name(),
             bucket: bucket.agreed.number,
             step: bucket.agreed.step + 1,
             gradient_bytes: bucket.tensor.span.bytes as u64,

@@ -9,12 +9,17 @@ use crate::collective::span::Span;
 use crate::simd::element::Element;
 use crate::simd::reducer::Reducer;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub struct FusedBucket {
     pub agreed: AgreedBucket,
     /// What it is sent as in this step.
     pub coding: Coding,
     pub tensor: Tensor,
+    /// Whether what is delivered is compared with the exact sum.
+    pub is_audited: bool,
+    /// How long it took to sum it within the host.
+    pub within_host: Duration,
     /// The shard that this rank carries to the other hosts, if it carries one.
     pub shard: Option<Shard>,
 }

@@ -7,10 +7,11 @@
 //! Everything follows the order of the program, which is the same on every rank. Nothing here may depend
 //! on time, or on something that only one rank knows.
 
-use super::config::{CompressionStarted, Treatment};
+use super::config::Treatment;
 use super::exchanger::Exchanger;
 use super::failure::ExchangeFailure;
 use super::fused_bucket::{FusedBucket, Tensor};
+use super::notice::Notice;
 use crate::codec::Coding;
 use crate::collective::agreement::AgreedBucket;
 use crate::collective::fabric::Fabric;
@@ -89,7 +90,7 @@ pub struct Fusion<T> {
     /// Complete, and not yet returned to the caller.
     completed: Vec<Completed<T>>,
     has_compressed: bool,
-    started: Option<CompressionStarted>,
+    notices: Vec<Notice>,
 }
 
 impl<T> Default for Fusion<T> {
@@ -99,7 +100,7 @@ impl<T> Default for Fusion<T> {
             under_way: None,
             completed: Vec::new(),
             has_compressed: false,
-            started: None,
+            notices: Vec::new(),
         }
     }
 }
@@ -124,9 +125,9 @@ impl<T> Fusion<T> {
         self.progress(outcome)
     }
 
-    /// The notice for the user, returned once, after the first bucket was compressed.
-    pub fn take_compression_started(&mut self) -> Option<CompressionStarted> {
-        self.started.take()
+    /// What the user has to be told, once.
+    pub fn take_notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
     }
 
     fn progress(&mut self, outcome: Result<(), Failed>) -> Progress<T> {
@@ -144,8 +145,12 @@ impl<T> Fusion<T> {
         let info = tensor.info.clone();
         let failed = |failure| Failed { info: info.clone(), failure };
         let deadline = Instant::now() + info.call.timeout;
-        let Treatment::Compressed(coding) = exchanger.decide_treatment(&bucket, tensor.element)
-        else {
+        if exchanger.choice_is_due(&bucket, &tensor) {
+            self.complete_all(exchanger, fabric)?;
+            let choice = exchanger.choose(fabric, &bucket, &tensor, deadline).map_err(failed)?;
+            self.notices.extend(choice.map(Notice::Chosen));
+        }
+        let Treatment::Compressed(coding) = exchanger.decide_treatment(&bucket, &tensor) else {
             self.complete_all(exchanger, fabric)?;
             exchanger.exchange_exactly(fabric, &bucket, &tensor, deadline).map_err(failed)?;
             self.completed.push(Completed { info, ticket });
@@ -154,12 +159,14 @@ impl<T> Fusion<T> {
         if !bucket.on_all_ranks || !self.held.can_take(&tensor, coding) {
             self.complete_all(exchanger, fabric)?;
         }
-        let element = tensor.element;
+        let (element, tensor_is_on_device) = (tensor.element, tensor.device_slot() != 0);
         let fused = exchanger.begin(fabric, bucket, coding, tensor, deadline).map_err(failed)?;
-        if !self.has_compressed {
-            self.has_compressed = true;
+        if !std::mem::replace(&mut self.has_compressed, true)
+            && exchanger.chosen_method().is_none_or(|_| tensor_is_on_device)
+        {
             let hosts = fabric.topology().hosts();
-            self.started = exchanger.compression_started(hosts, element, coding);
+            let started = exchanger.compression_started(hosts, element, coding);
+            self.notices.extend(started.map(Notice::Started));
         }
         self.held.push(fused, ticket);
         if !bucket.on_all_ranks {

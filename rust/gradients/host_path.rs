@@ -163,13 +163,14 @@ impl ExchangePath for HostPath {
             Coding::Chunks { wire, .. } => wire,
         };
         let HostPath { courier: Some(courier), pool, .. } = self else { return Ok(0) };
-        let ExchangeContext { fabric, store, counters, .. } = context;
+        let ExchangeContext { fabric, store, counters, link, .. } = context;
         let is_first_host = fabric.topology().host() == 0;
         let mut total_sent = 0;
         loop {
             let delivery = counters.time(Stage::Wait, || courier.receive(|| fabric.check()))?;
             let Delivery { mut parcel, outcome, seconds, sent, .. } = delivery;
             counters.add_seconds(Stage::Wire, seconds);
+            link.add(sent, seconds);
             total_sent += sent;
             outcome?;
             counters.time(Stage::Unpack, || -> Result<(), ExchangeFailure> {
@@ -269,7 +270,7 @@ impl HostPath {
         buckets: &mut [FusedBucket],
     ) -> Result<u64, ExchangeFailure> {
         let HostPath { two_legs: Some(two_legs), .. } = self else { return Ok(0) };
-        let ExchangeContext { fabric, store, counters, .. } = context;
+        let ExchangeContext { fabric, store, counters, link, .. } = context;
         let mut total_sent = 0;
         loop {
             let receive = || two_legs.courier.receive(|| fabric.check());
@@ -277,6 +278,7 @@ impl HostPath {
             let Delivery { parcel, outcome, seconds, seconds_summing, sent } = delivery;
             counters.add_seconds(Stage::Wire, seconds);
             counters.add_seconds(Stage::Sum, seconds_summing);
+            link.add(sent, (seconds - seconds_summing).max(0.0));
             total_sent += sent;
             outcome?;
             let is_last = parcel.is_last;

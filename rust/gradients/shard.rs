@@ -55,6 +55,11 @@ impl Shard {
         self.gradient(0..elements)
     }
 
+    /// A copy of some elements of the gradient itself.
+    pub fn read(&mut self, elements: Range<usize>) -> Vec<f32> {
+        self.gradient(elements).widened()
+    }
+
     /// Some elements of the gradient itself.
     fn gradient(&mut self, elements: Range<usize>) -> Gradient<'_> {
         let each = self.element.bytes();

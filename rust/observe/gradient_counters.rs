@@ -83,14 +83,38 @@ pub struct BucketExchange {
     pub gradient_bytes: u64,
     pub carried_bytes: u64,
     pub wire_bytes: u64,
+    /// What it was sent as.
+    pub method: &'static str,
     pub density: f64,
     /// `None` if not known yet: see [`GradientCounters::set_residual_ratio`].
     pub residual_ratio: Option<f64>,
 }
 
+/// What an audit found: how close what was delivered is to the exact sums.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Certificate {
+    pub bucket: u32,
+    /// The first step that it is about, and how many they are.
+    pub step: u64,
+    pub steps: u64,
+    /// What the bucket was sent as.
+    pub method: &'static str,
+    pub cosine: f64,
+    pub relative_error: f64,
+    /// The variance that was added to the gradient, relative to the gradient's own square.
+    pub noise: f64,
+    /// The same for the sum of all its steps.
+    pub window_cosine: f64,
+    pub window_relative_error: f64,
+}
+
 /// A snapshot of all counters.
 #[derive(Debug, Clone, Default)]
 pub struct GradientCounts {
+    /// The result of the last audit.
+    pub certificate: Option<Certificate>,
+    /// What gradients were sent as last; empty before the first exchange.
+    pub method: &'static str,
     pub buckets: BTreeMap<u32, BucketCounts>,
     /// The total bytes of retired buckets.
     pub retired: BucketCounts,
@@ -123,6 +147,7 @@ impl GradientCounters {
 
     pub fn record(&self, one: BucketExchange) {
         let mut counts = lock(&self.0);
+        counts.method = one.method;
         let bucket = counts.buckets.entry(one.bucket).or_default();
         bucket.steps = one.step;
         bucket.gradient_bytes += one.gradient_bytes;
@@ -137,6 +162,11 @@ impl GradientCounters {
         if let Some(counted) = lock(&self.0).buckets.get_mut(&bucket) {
             counted.residual_ratio = residual_ratio;
         }
+    }
+
+    /// Keeps the result of the last audit.
+    pub fn certify(&self, certificate: Certificate) {
+        lock(&self.0).certificate = Some(certificate);
     }
 
     /// Drops buckets that no longer exist; their bytes still count.

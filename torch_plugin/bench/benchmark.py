@@ -98,7 +98,7 @@ def run(benchmark: Benchmark, args: argparse.Namespace) -> Result:
             print(f"left out: {benchmark.label(name)}: {reason}", flush=True)
 
     with contextlib.ExitStack() as cleanup:
-        cleanup.enter_context(_exit_on_sigterm())
+        cleanup.enter_context(exit_on_sigterm())
         made: list[Host] = []
         if args.hosts > 1:
             made = cleanup.enter_context(hosts(args.hosts, args.rate))
@@ -123,7 +123,7 @@ def cores() -> int:
 
 
 @contextlib.contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
+def exit_on_sigterm() -> Iterator[None]:
     """Let SIGTERM end the program as Ctrl-C does, with all cleanup."""
 
     def leave(number: int, frame: FrameType | None) -> None:

@@ -22,7 +22,7 @@ from gflow.launch.namespaces import NoHosts, obstacle
 from gflow.launch.ranks import RanksFailed
 from gflow.version import __version__
 
-BENCHMARKS = (allreduce.BENCHMARK, ddp.BENCHMARK, quality.BENCHMARK)
+BENCHMARKS = (allreduce.BENCHMARK, ddp.BENCHMARK)
 
 _PLOT_SUFFIXES = (".png", ".svg")
 
@@ -37,6 +37,7 @@ def add_to(commands: Any) -> None:
     benchmarks = parser.add_subparsers(metavar="BENCHMARK", required=True)
     for one in BENCHMARKS:
         _add_benchmark(benchmarks, one)
+    quality.add_to(benchmarks)
 
 
 def _add_benchmark(benchmarks: Any, chosen: Benchmark) -> None:

@@ -15,5 +15,6 @@ from gflow.models.alexnet import AlexNet
 from gflow.models.character_gpt import CharacterGPT
 from gflow.models.digits_cnn import DigitsCNN
 from gflow.models.resnet50 import ResNet50
+from gflow.models.small_vit import SmallViT
 
-__all__ = ["AlexNet", "CharacterGPT", "DigitsCNN", "ResNet50"]
+__all__ = ["AlexNet", "CharacterGPT", "DigitsCNN", "ResNet50", "SmallViT"]

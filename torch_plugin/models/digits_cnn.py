@@ -9,27 +9,33 @@ from torch import Tensor, nn
 
 
 class DigitsCNN(nn.Module):
-    """2.2 million parameters, most of them in one fully connected layer."""
+    """2.2 million parameters by default, most of them in one fully connected layer."""
 
-    def __init__(self, classes: int = 10) -> None:
+    def __init__(
+        self,
+        classes: int = 10,
+        channels: tuple[int, int, int] = (32, 64, 128),
+        hidden: int = 1024,
+    ) -> None:
         super().__init__()
+        first, second, third = channels
         self.features = nn.Sequential(
-            nn.Conv2d(1, 32, 3, padding=1),
-            nn.BatchNorm2d(32),
+            nn.Conv2d(1, first, 3, padding=1),
+            nn.BatchNorm2d(first),
             nn.ReLU(),
-            nn.Conv2d(32, 64, 3, padding=1),
-            nn.BatchNorm2d(64),
+            nn.Conv2d(first, second, 3, padding=1),
+            nn.BatchNorm2d(second),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(64, 128, 3, padding=1),
-            nn.BatchNorm2d(128),
+            nn.Conv2d(second, third, 3, padding=1),
+            nn.BatchNorm2d(third),
             nn.ReLU(),
         )
         self.classifier = nn.Sequential(
             nn.Flatten(),
-            nn.Linear(128 * 4 * 4, 1024),
+            nn.Linear(third * 4 * 4, hidden),
             nn.ReLU(),
-            nn.Linear(1024, classes),
+            nn.Linear(hidden, classes),
         )
 
     def forward(self, images: Tensor) -> Tensor:

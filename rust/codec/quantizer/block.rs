@@ -2,12 +2,14 @@
 //! stays in the cache, so the compiler vectorises all of them; sums are by lanes, in an order that is
 //! the same with every instruction set.
 
-use super::levels::{Int3, Int4, Int8, Levels, Packing, Quinary, Symbols, Ternary};
+use super::floats::{add_feedback, by_set, dot, largest};
+use super::levels::{
+    BLOCK, Int3, Int4, Int8, LEVEL_BYTES, Levels, Packing, Quinary, Symbols, Ternary,
+};
+use super::rules::{Quantizer, Rounding};
 use super::sizes;
-use super::{BLOCK, Content, LEVEL_BYTES, Quantizer, Rounding, read_level};
 use crate::codec::gradient::Gradient;
-use crate::simd::element::Element;
-use crate::simd::half_precision::{BF16, F16};
+use crate::simd::half_precision::BF16;
 use crate::simd::instruction_set::{InstructionSet, for_each_instruction_set};
 use crate::simd::lanes::{LANES, sum_array};
 use crate::simd::number::Stored;
@@ -19,9 +21,16 @@ const ORDINARY: std::ops::RangeInclusive<f32> = 1e-30..=1e30;
 /// the lowest bits.
 const ROUNDER: f32 = 12_582_912.0;
 
-/// The largest numbers of the 16-bit types.
-const LARGEST_F16: f32 = 65504.0;
-const LARGEST_BF16: f32 = f32::from_bits(0x7f7f_0000);
+/// The largest level that bf16 can hold.
+const LARGEST_LEVEL: f32 = f32::from_bits(0x7f7f_0000);
+
+/// Whether a block holds numbers, or all of it is infinity or NaN.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Content {
+    Numbers,
+    Poisoned,
+}
 
 /// Buffers for one block, and the instructions to use. Use the same workspace for all blocks, so
 /// that it stays in the cache.
@@ -77,7 +86,8 @@ impl<'a> Block<'a> {
 
     /// Takes a gradient and this part of its residual as what is due.
     pub fn load_due(&mut self, gradient: &Gradient, residual: &[f32], feedback: f32) {
-        add_feedback(gradient, residual, feedback, &mut self.workspace.due[..self.count]);
+        let set = self.workspace.set;
+        add_feedback(set, gradient, residual, feedback, &mut self.workspace.due[..self.count]);
         self.workspace.due[self.count..].fill(0.0);
     }
 
@@ -128,22 +138,6 @@ macro_rules! by_levels {
 }
 use by_levels;
 
-macro_rules! by_set {
-    ($set:expr, $kernel:ident[$($type:ident)?]($($argument:expr),*)) => {
-        // SAFETY: a workspace's set and the best set are available.
-        unsafe {
-            match $set {
-                InstructionSet::Portable => $kernel::portable$(::<$type>)?($($argument),*),
-                #[cfg(target_arch = "x86_64")]
-                InstructionSet::Avx2 => $kernel::avx2$(::<$type>)?($($argument),*),
-                #[cfg(target_arch = "x86_64")]
-                InstructionSet::Avx512 => $kernel::avx512$(::<$type>)?($($argument),*),
-            }
-        }
-    };
-}
-pub(super) use by_set;
-
 for_each_instruction_set! {
     mod encode_kernel = encode;
     <P: Packing>(
@@ -183,7 +177,7 @@ unsafe fn encode<P: Packing>(
     }
     let level = bits.widen();
     for ((due, number), step) in due.iter_mut().zip(&*numbers).zip(&*steps) {
-        *due -= (number * level) * step;
+        *due -= value(*number, level, *step);
     }
     P::pack(symbols, packed);
     Content::Numbers
@@ -228,7 +222,7 @@ fn round_unbiased<P: Packing>(
     let step = step * (squares / count as f32).sqrt();
     let projection = round_all::<P>(numbers, 1.0 / step, symbols);
     // The largest element of a block is above its root mean square, so some symbol is not zero.
-    (squares / projection * unit).min(LARGEST_BF16)
+    (squares / projection * unit).min(LARGEST_LEVEL)
 }
 
 /// Multiplies numbers that are very large or very small, so that their squares can be added. Returns
@@ -300,112 +294,17 @@ unsafe fn decode<P: Packing>(
     sizes::steps(sizes, count, steps);
     for ((number, symbol), step) in numbers.iter_mut().zip(&*symbols).zip(&*steps) {
         let whole = f32::from(i16::from(*symbol) - i16::from(P::LARGEST));
-        *number = (whole * level) * step;
+        *number = value(whole, level, *step);
     }
 }
 
+/// What a symbol stands for. Never infinite, so that no infinity is left in a residual.
 #[inline(always)]
-pub fn dot(left: &[f32; BLOCK], right: &[f32; BLOCK]) -> f32 {
-    let mut lanes = [0.0; LANES];
-    for (left, right) in left.chunks_exact(LANES).zip(right.chunks_exact(LANES)) {
-        for lane in 0..LANES {
-            lanes[lane] += left[lane] * right[lane];
-        }
-    }
-    sum_array(lanes)
+fn value(whole: f32, level: f32, step: f32) -> f32 {
+    ((whole * level) * step).clamp(f32::MIN, f32::MAX)
 }
 
-/// The largest magnitude. A NaN counts as larger than infinity, and is returned as the usual one.
-#[inline(always)]
-pub fn largest(numbers: &[f32; BLOCK]) -> f32 {
-    let mut lanes = [0u32; LANES];
-    for numbers in numbers.chunks_exact(LANES) {
-        for lane in 0..LANES {
-            lanes[lane] = lanes[lane].max(numbers[lane].to_bits() & !(1 << 31));
-        }
-    }
-    let largest = f32::from_bits(lanes.into_iter().max().unwrap_or(0));
-    if largest.is_nan() { f32::NAN } else { largest }
-}
-
-/// sum = gradient + feedback * residual
-pub fn add_feedback(gradient: &Gradient, residual: &[f32], feedback: f32, sum: &mut [f32]) {
-    assert_eq!(residual.len(), sum.len(), "gflow: a residual is as long as its gradient");
-    match gradient {
-        Gradient::F32(numbers) => {
-            by_set!(InstructionSet::best(), feedback_kernel[](numbers, residual, feedback, sum));
-        }
-        _ => {
-            read(gradient, sum);
-            for (sum, residual) in sum.iter_mut().zip(residual) {
-                *sum += feedback * residual;
-            }
-        }
-    }
-}
-
-for_each_instruction_set! {
-    mod feedback_kernel = feed_back;
-    <>(gradient: &[f32], residual: &[f32], feedback: f32, sum: &mut [f32])
-}
-
-/// # Safety
-/// None; the macro wants it.
-#[inline(always)]
-unsafe fn feed_back(gradient: &[f32], residual: &[f32], feedback: f32, sum: &mut [f32]) {
-    for ((sum, gradient), residual) in sum.iter_mut().zip(gradient).zip(residual) {
-        *sum = gradient + feedback * residual;
-    }
-}
-
-/// sum += numbers
-pub fn add(sum: &mut [f32], numbers: &[f32]) {
-    for (sum, number) in sum.iter_mut().zip(numbers) {
-        *sum += number;
-    }
-}
-
-/// The elements of a gradient as f32.
-pub fn read(gradient: &Gradient, out: &mut [f32]) {
-    match gradient {
-        Gradient::F32(numbers) => out[..numbers.len()].copy_from_slice(numbers),
-        Gradient::F16(bits) => {
-            out.iter_mut().zip(&**bits).for_each(|(out, bits)| *out = F16(*bits).widen());
-        }
-        Gradient::BF16(bits) => {
-            out.iter_mut().zip(&**bits).for_each(|(out, bits)| *out = BF16(*bits).widen());
-        }
-    }
-}
-
-/// Stores finite numbers as the elements of a gradient, which stay finite: what its type cannot
-/// express is kept.
-pub fn store(gradient: &mut Gradient, numbers: &[f32]) {
-    match gradient {
-        Gradient::F32(out) => out.copy_from_slice(numbers),
-        Gradient::F16(bits) => {
-            bits.iter_mut().zip(numbers).for_each(|(out, x)| *out = to_f16(*x).0);
-        }
-        Gradient::BF16(bits) => {
-            bits.iter_mut().zip(numbers).for_each(|(out, x)| *out = to_bf16(*x).0);
-        }
-    }
-}
-
-/// A number as it is after it was stored as an element of this type.
-pub fn rounded_to(element: Element, number: f32) -> f32 {
-    match element {
-        Element::F16 => to_f16(number).widen(),
-        Element::BF16 => to_bf16(number).widen(),
-        _ => number,
-    }
-}
-
-/// The nearest of the finite numbers of this type.
-fn to_f16(number: f32) -> F16 {
-    F16::narrow(number.clamp(-LARGEST_F16, LARGEST_F16))
-}
-
-fn to_bf16(number: f32) -> BF16 {
-    BF16::narrow(number.clamp(-LARGEST_BF16, LARGEST_BF16))
+/// The level at the start of a block's bytes.
+pub fn read_level(bytes: &[u8]) -> f32 {
+    BF16(u16::from_le_bytes([bytes[0], bytes[1]])).widen()
 }

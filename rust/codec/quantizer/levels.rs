@@ -4,7 +4,11 @@
 //! block's symbols are cut into equal *planes*, and a byte (or a word of 12 bits) holds one symbol of
 //! each plane. So packing works on whole rows of bytes at a time, without moving any sideways.
 
-use super::BLOCK;
+/// Elements in a block. Divisible by the number of symbols in a byte or word of every kind.
+pub const BLOCK: usize = 640;
+
+/// Bytes of a block's level, which come before its symbols.
+pub const LEVEL_BYTES: usize = 2;
 
 /// How many levels there are. Each has a name in the options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

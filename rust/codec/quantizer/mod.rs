@@ -30,127 +30,42 @@
 //!
 //! | file | |
 //! |---|---|
+//! | `rules.rs` | how gradients are quantised with each kind of levels |
 //! | `levels.rs` | how many levels there are, and how symbols are packed into bytes |
+//! | `floats.rs` | passes over the floats of a block |
 //! | `block.rs` | encoding and decoding of one block, compiled per instruction set |
 //! | `ownership.rs` | which host owns which block |
 //! | `sizes.rs` | the sizes of elements, and how they follow what was delivered |
+//! | `reference.rs` | tests: the same in plain scalar code |
+//! | `tests.rs` | tests: what holds for any gradient, and that all instruction sets agree |
 
 mod block;
+mod floats;
 mod levels;
 mod ownership;
+#[cfg(test)]
+mod reference;
+mod rules;
 mod sizes;
+#[cfg(test)]
+mod tests;
 
-pub use block::Workspace;
-pub use levels::Levels;
+pub use block::{Content, Workspace};
+pub use levels::{BLOCK, Levels};
 pub use ownership::{Ownership, RUN};
-pub use sizes::{TURNS, first_turn, follow, rescale as rescale_sizes};
+pub use rules::{Quantizer, Rounding, Stepping};
+pub use sizes::{TURNS, first_turn, follow, kept_at, rescale as rescale_sizes};
 
 use super::gradient::Gradient;
 use crate::simd::element::Element;
-use crate::simd::half_precision::BF16;
-use crate::simd::number::Stored;
-use block::Block;
-
-/// Elements in a block. Divisible by the number of symbols in a byte or word of every kind.
-pub const BLOCK: usize = 640;
+use crate::simd::instruction_set::InstructionSet;
+use block::{Block, read_level};
 
 /// Norms are taken of one block in this many: they are for the metrics only. Odd, so that every host
 /// samples blocks that others own.
 pub const SAMPLED: usize = 61;
 
-/// Bytes of a block's level, which come before its symbols.
-const LEVEL_BYTES: usize = 2;
-
-/// How a block is rounded to levels.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Rounding {
-    /// The largest element gets the largest symbol, so none is cut off.
-    ToMaximum,
-    /// A step is this multiple of the block's root mean square, and the level is chosen so that
-    /// the sum does not shrink.
-    Unbiased { step: f32 },
-}
-
-/// What the optimizer does with a gradient, as far as it matters here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stepping {
-    /// Every element is divided by its usual size, as in Adam: small elements matter as much as
-    /// large ones.
-    Normalized = 1,
-    /// The step is proportional to the gradient, as in SGD.
-    Proportional = 2,
-}
-
-impl Stepping {
-    /// Its name in the options.
-    pub fn from_name(name: &str) -> Option<Stepping> {
-        match name {
-            "normalized" => Some(Stepping::Normalized),
-            "proportional" => Some(Stepping::Proportional),
-            _ => None,
-        }
-    }
-
-    /// What its code stands for, `stepping as u16`; `None` for any other.
-    pub fn from_code(code: u16) -> Option<Stepping> {
-        [Stepping::Normalized, Stepping::Proportional].into_iter().find(|it| *it as u16 == code)
-    }
-}
-
-/// How gradients are quantised. All ranks of a group must use the same at the same step.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Quantizer {
-    pub levels: Levels,
-    rounding: Rounding,
-    /// The fraction of a residual that is added to the next gradient.
-    pub feedback: f32,
-    /// Whether steps follow the sizes of elements.
-    pub uses_sizes: bool,
-}
-
-/// Whether a block holds numbers, or all of it is infinity or NaN.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use]
-pub enum Content {
-    Numbers,
-    Poisoned,
-}
-
 impl Quantizer {
-    /// The quantiser with these levels. The constants are what trainings on simulated ranks were
-    /// best with (docs/codecs.md).
-    pub fn new(levels: Levels, stepping: Stepping) -> Quantizer {
-        let unbiased = |step| Rounding::Unbiased { step };
-        let (rounding, feedback, uses_sizes) = match (levels, stepping) {
-            (Levels::Int8, _) => (Rounding::ToMaximum, 1.0, false),
-            (Levels::Int4, _) => (unbiased(0.5), 0.5, true),
-            (Levels::Int3 | Levels::Quinary, _) => (unbiased(1.0), 0.5, true),
-            (Levels::Ternary, Stepping::Normalized) => (unbiased(1.25), 0.75, true),
-            // With sizes, three levels are too coarse for the largest elements, and those are what
-            // such an optimizer steps by.
-            (Levels::Ternary, Stepping::Proportional) => (unbiased(1.25), 0.5, false),
-        };
-        Quantizer { levels, rounding, feedback, uses_sizes }
-    }
-
-    /// Bytes of a block on the wire; a shorter block at the end of a gradient takes as many.
-    pub fn block_bytes(&self) -> usize {
-        LEVEL_BYTES + self.levels.packed_bytes()
-    }
-
-    /// The multiple of a block's root mean square that is a step; `None` if blocks are rounded to their
-    /// maximum.
-    pub fn unbiased_step(&self) -> Option<f32> {
-        match self.rounding {
-            Rounding::ToMaximum => None,
-            Rounding::Unbiased { step } => Some(step),
-        }
-    }
-
-    pub fn bits_per_element(&self) -> f64 {
-        8.0 * self.block_bytes() as f64 / BLOCK as f64
-    }
-
     /// Encodes a block for its owner: `gradient` with the residual's part, which becomes what is
     /// left. If either is not finite, the residual stays as it was.
     pub fn send(
@@ -170,13 +85,14 @@ impl Quantizer {
 
     /// Starts the sum of a block that this host owns: its gradient and the residual's part.
     pub fn start_sum(&self, gradient: &Gradient, residual: &[f32], sum: &mut [f32]) {
-        block::add_feedback(gradient, residual, self.feedback, sum);
+        let set = InstructionSet::best();
+        floats::add_feedback(set, gradient, residual, self.feedback, sum);
     }
 
     /// Adds what another host sent of a block.
     pub fn add(&self, bytes: &[u8], sizes: &[u16], sum: &mut [f32], workspace: &mut Workspace) {
         match Block::new(self, sum.len(), sizes, workspace).decode(bytes) {
-            Ok(numbers) => block::add(sum, numbers),
+            Ok(numbers) => floats::add(sum, numbers),
             Err(poison) => sum.iter_mut().for_each(|sum| *sum += poison),
         }
     }
@@ -201,7 +117,9 @@ impl Quantizer {
         // What the gradient's own type cannot express is left, too.
         if let Ok(numbers) = block.decode(out) {
             for (sum, number) in sum.iter_mut().zip(numbers) {
-                *sum -= block::rounded_to(element, *number);
+                let delivered = floats::rounded_to(element, *number);
+                // What is too large for f16 is delivered as infinity, and nothing of it is left.
+                *sum = if delivered.is_finite() { *sum - delivered } else { 0.0 };
             }
         }
     }
@@ -215,7 +133,7 @@ impl Quantizer {
         workspace: &mut Workspace,
     ) {
         match Block::new(self, gradient.len(), sizes, workspace).decode(bytes) {
-            Ok(numbers) => block::store(gradient, numbers),
+            Ok(numbers) => floats::store(gradient, numbers),
             Err(poison) => super::fill(gradient, poison),
         }
     }
@@ -232,7 +150,7 @@ impl Quantizer {
         workspace: &mut Workspace,
     ) {
         let mut own = [0.0; BLOCK];
-        block::read(gradient, &mut own);
+        floats::read(gradient, &mut own);
         // If this host's own part was poisoned, its residual has not changed.
         if let Ok(numbers) = Block::new(self, residual.len(), sizes, workspace).decode(sent) {
             for ((residual, sent), own) in residual.iter_mut().zip(numbers).zip(own) {
@@ -248,9 +166,4 @@ impl Quantizer {
             false => Content::Poisoned,
         }
     }
-}
-
-/// The level at the start of a block's bytes.
-fn read_level(bytes: &[u8]) -> f32 {
-    BF16(u16::from_le_bytes([bytes[0], bytes[1]])).widen()
 }

@@ -2,12 +2,14 @@
 //! average of its squares. They are made only of what was delivered, so all hosts have the same.
 //!
 //! A size is a bf16. One block in [`TURNS`] is updated at a step, by as much as in that many steps:
-//! this costs an eighth of the time, and no accuracy that could be measured. The average of a block
-//! starts from the mean square of what is delivered first: a single number says little about how
-//! large its element usually is.
+//! this costs an eighth of the time, and no accuracy that could be measured.
+//!
+//! A single number says little about how large its element usually is. So the average of a block
+//! starts from the mean square of what is delivered first, as if that had been one number before,
+//! and the first updates count the same.
 
-use super::BLOCK;
-use super::block::{self, by_set};
+use super::floats::{self, by_set};
+use super::levels::BLOCK;
 use crate::codec::gradient::Gradient;
 use crate::simd::half_precision::BF16;
 use crate::simd::instruction_set::{InstructionSet, for_each_instruction_set};
@@ -17,8 +19,11 @@ use crate::simd::number::Stored;
 /// A block is updated at one step in this many.
 pub const TURNS: u64 = 8;
 
-/// What an update keeps of the average of squares: 0.98 per step.
+/// What an update keeps of the average of squares, except for the first ones: 0.98 per step.
 const KEPT: f32 = 0.850_763;
+
+/// What the first update of a block keeps of the mean square.
+const KEPT_AT_FIRST: f32 = 0.5;
 
 /// The least step of an element, as a fraction of the mean size of its block.
 const FLOOR: f32 = 0.02;
@@ -31,42 +36,62 @@ pub fn first_turn(step: u64) -> usize {
     ((TURNS - step % TURNS) % TURNS) as usize
 }
 
+/// What an update at `step` keeps of an average that is not new.
+pub fn kept_at(step: u64) -> f32 {
+    // This one included.
+    let updates = (step / TURNS + 1) as f32;
+    KEPT.min(updates / (updates + 1.0))
+}
+
 /// Updates the sizes of those blocks of a gradient whose turn it is at `step`, from what was
 /// delivered. Blocks with infinity or NaN keep theirs.
 pub fn follow(sizes: &mut [u16], delivered: &mut Gradient, step: u64) {
+    follow_with(InstructionSet::best(), sizes, delivered, step);
+}
+
+/// The same with an instruction set that this CPU has.
+pub(super) fn follow_with(
+    set: InstructionSet,
+    sizes: &mut [u16],
+    delivered: &mut Gradient,
+    step: u64,
+) {
     assert_eq!(sizes.len(), delivered.len(), "gflow: the sizes of a gradient");
-    let set = InstructionSet::best();
-    let first = first_turn(step);
+    assert!(set.is_available(), "this CPU does not have {set:?}");
+    let (first, kept) = (first_turn(step), kept_at(step));
     let mut numbers = [0.0; BLOCK];
     for block in (first..sizes.len().div_ceil(BLOCK)).step_by(TURNS as usize) {
         let range = block * BLOCK..sizes.len().min((block + 1) * BLOCK);
-        block::read(&delivered.part(range.clone()), &mut numbers);
+        floats::read(&delivered.part(range.clone()), &mut numbers);
         numbers[range.len()..].fill(0.0);
-        if block::largest(&numbers).is_finite() {
-            by_set!(set, follow_kernel[](&mut sizes[range], &numbers));
+        if floats::largest(&numbers).is_finite() {
+            by_set!(set, follow_kernel[](&mut sizes[range], &numbers, kept));
         }
     }
 }
 
 for_each_instruction_set! {
     mod follow_kernel = follow_block;
-    <>(sizes: &mut [u16], delivered: &[f32; BLOCK])
+    <>(sizes: &mut [u16], delivered: &[f32; BLOCK], kept: f32)
 }
 
 /// # Safety
 /// None; the macro wants it.
 #[inline(always)]
-unsafe fn follow_block(sizes: &mut [u16], delivered: &[f32; BLOCK]) {
+unsafe fn follow_block(sizes: &mut [u16], delivered: &[f32; BLOCK], kept: f32) {
     let mut numbers = *delivered;
     for number in &mut numbers {
         *number = number.clamp(-LARGEST_SIZE, LARGEST_SIZE);
     }
     let is_new = sizes.iter().fold(0, |bits, size| bits | size) == 0;
-    let first = if is_new { block::dot(&numbers, &numbers) / sizes.len() as f32 } else { 0.0 };
+    let (first, kept) = match is_new {
+        true => (floats::dot(&numbers, &numbers) / sizes.len() as f32, KEPT_AT_FIRST),
+        false => (0.0, kept),
+    };
     for (size, number) in sizes.iter_mut().zip(&numbers) {
         let before = BF16(*size).widen();
         let before = before * before + first;
-        let squares = KEPT * before + (1.0 - KEPT) * (number * number);
+        let squares = kept * before + (1.0 - kept) * (number * number);
         *size = BF16::narrow(squares.sqrt()).0;
     }
 }

@@ -3,7 +3,7 @@
 
 use super::device_queue::DeviceQueue;
 use crate::codec::Momentum;
-use crate::codec::quantizer::first_turn;
+use crate::codec::quantizer::{first_turn, kept_at};
 use crate::cuda::kernels::{Argument, Float, Kernel, launch};
 use crate::cuda::safe::memory::{DeviceMemory, DeviceSlice};
 use crate::cuda::sys::fault::Result;
@@ -152,6 +152,7 @@ impl DeviceSizes {
             Argument::U64(self.len as u64),
             Argument::U32(Float::try_of(delivered.element)?.number()),
             Argument::U32(first as u32),
+            Argument::F32(kept_at(step)),
         ];
         let config = launch::follow_sizes(self.len, first);
         let DeviceQueue { stream, kernels, .. } = &*self.queue;

@@ -417,13 +417,14 @@ __device__ __forceinline__ float read_level(const Byte* bytes) {
                                                                    << 24);
 }
 
-// What whole numbers stand for.
+// What whole numbers stand for. Never infinite, so that no infinity is left in a residual.
 __device__ __forceinline__ Column times_level(const Column& wholes, float level,
                                               const Column& steps) {
   Column numbers;
 #pragma unroll
   for (unsigned row = 0; row < ROWS; ++row) {
-    numbers.of[row] = (wholes.of[row] * level) * steps.of[row];
+    const float most = Type<float>::largest(), number = (wholes.of[row] * level) * steps.of[row];
+    numbers.of[row] = larger(smaller(number, most), -most);
   }
   return numbers;
 }
@@ -723,12 +724,13 @@ extern "C" __global__ void __launch_bounds__(QUANTIZER_THREADS)
 }
 
 const float LARGEST_SIZE = 1e17f;
+const float KEPT_AT_FIRST = 0.5f;
 
 // Updates the sizes of every block whose turn it is, from what was delivered: a warp for each of
 // them, from block `first` on. Blocks with infinity or NaN keep theirs.
 extern "C" __global__ void __launch_bounds__(QUANTIZER_THREADS)
     gflow_follow_sizes(BF16* __restrict__ sizes, const void* __restrict__ delivered,
-                       Elements elements, unsigned type, unsigned first) {
+                       Elements elements, unsigned type, unsigned first, float kept_later) {
   const unsigned block = first + TURNS * this_warp();
   if (block >= blocks_in(elements)) {
     return;
@@ -753,9 +755,10 @@ extern "C" __global__ void __launch_bounds__(QUANTIZER_THREADS)
   const bool is_new = !__ballot_sync(ALL_LANES, has_sizes);
   const float mean_square = dot(numbers, numbers) / static_cast<float>(here.count);
   const float first_square = is_new ? mean_square : 0.0f;
+  const float kept = is_new ? KEPT_AT_FIRST : kept_later;
 #pragma unroll
   for (unsigned row = 0; row < ROWS; ++row) {
-    const float kept = 0.850763f, number = numbers.of[row];
+    const float number = numbers.of[row];
     const float before = all.of[row] * all.of[row] + first_square;
     all.of[row] = sqrtf(kept * before + (1.0f - kept) * (number * number));
   }

@@ -84,8 +84,8 @@ fn every_exchange_on_gpus_is_to_the_bit_what_the_reference_makes_of_it() {
 /// Buckets that begin and end at the same place on the wire as on the CPU, so that rings are cut alike.
 fn on_both(hosts: Vec<usize>, element: Element, momentum: Option<Momentum>) -> Case {
     Case {
+        method: crate::gradients::Method::Chunks,
         hosts,
-        method: Method::Chunks,
         buckets: vec![64 * 100, 64 * 30, 64 * 70],
         element,
         wire: Wire::F32,

@@ -1,7 +1,6 @@
 //! A group and its gradients for a test: random ones, and how they are exchanged.
 
 use super::harness::{Member, OnTensors, Tensor, call, group_that_compresses};
-use crate::codec::quantizer::Stepping;
 use crate::codec::reference;
 use crate::codec::{Momentum, Schedule, Wire};
 use crate::collective::call::CollectiveKind;
@@ -23,8 +22,8 @@ pub const STEPS: u64 = 6;
 
 #[derive(Debug, Clone)]
 pub struct Case {
-    pub hosts: Vec<usize>,
     pub method: Method,
+    pub hosts: Vec<usize>,
     /// Elements of each bucket.
     pub buckets: Vec<usize>,
     pub element: Element,
@@ -71,8 +70,8 @@ pub fn cases() -> impl Strategy<Value = Case> {
             in_arena,
             seed,
         )| Case {
-            hosts,
             method: Method::Chunks,
+            hosts,
             buckets,
             element,
             wire,
@@ -89,8 +88,8 @@ pub fn cases() -> impl Strategy<Value = Case> {
 
 pub fn two_hosts(buckets: Vec<usize>) -> Case {
     Case {
-        hosts: vec![0, 1],
         method: Method::Chunks,
+        hosts: vec![0, 1],
         buckets,
         element: Element::F32,
         wire: Wire::F16,
@@ -108,12 +107,9 @@ impl Case {
     pub fn members(&self) -> Vec<Member> {
         let schedule = Schedule { density: self.density, warmup_steps: WARMUP, ramp_steps: 0 };
         let (chunk, wire, fusion_bytes) = (self.chunk, self.wire, self.fusion_bytes);
-        let config = CompressionConfig { method: self.method, schedule, chunk, wire, fusion_bytes };
-        let gradients = || {
-            let mut gradients = Gradients::new(Some(config), self.momentum);
-            gradients.set_stepping(Some(Stepping::Normalized));
-            gradients
-        };
+        let sample = CompressionConfig::sample(self.method, schedule);
+        let config = CompressionConfig { chunk, wire, fusion_bytes, ..sample };
+        let gradients = || Gradients::new(Some(config), self.momentum);
         group_that_compresses(&self.hosts, &gradients)
     }
 

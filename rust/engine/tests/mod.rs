@@ -7,3 +7,4 @@ mod gradient_reference;
 mod gradients;
 mod harness;
 mod lifecycle;
+mod quantized;

@@ -12,12 +12,15 @@
 //! | file | what it is |
 //! |---|---|
 //! | `parcel` | blocks of the gradients of one exchange, as they travel |
+//! | `quantized_shard` | a shard, with what is kept of it |
 //! | `route` | both legs, for the parcels that are under way |
 //! | `stages` | the worker's part: encoding, and decoding of what comes back |
 
 mod parcel;
+mod quantized_shard;
 mod route;
 mod stages;
 
+pub use quantized_shard::QuantizedShard;
 pub use route::LinkRoute;
-pub use stages::{QuantizedShard, TwoLegs};
+pub use stages::TwoLegs;

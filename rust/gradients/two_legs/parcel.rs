@@ -3,7 +3,7 @@
 //! The worker encodes blocks that others own and starts the sums of its own. On the way the sums are
 //! completed and encoded, and the parcel comes back with the encoded sums of all its blocks.
 
-use super::stages::QuantizedShard;
+use super::quantized_shard::QuantizedShard;
 use crate::codec::quantizer::{BLOCK, Ownership, Quantizer, Workspace};
 use crate::simd::element::Element;
 use std::ops::Range;

@@ -2,11 +2,11 @@
 //! decodes what comes back.
 
 use super::parcel::{BlockParcel, Segment};
+use super::quantized_shard::QuantizedShard;
 use crate::codec::quantizer::{BLOCK, Content, Ownership, Quantizer, SAMPLED, Workspace};
 use crate::codec::{ExchangeNorms, Gradient};
 use crate::gradients::courier::Courier;
 use crate::transport::Failure;
-use std::sync::Arc;
 use std::time::Instant;
 
 /// The stages in host memory, with what they reuse.
@@ -16,16 +16,6 @@ pub struct TwoLegs {
     next_number: u64,
     spare: Vec<BlockParcel>,
     workspace: Workspace,
-}
-
-/// The shard of a bucket that is exchanged, with what is kept of it.
-pub struct QuantizedShard<'a> {
-    /// The index of its bucket in the exchange.
-    pub bucket: usize,
-    pub gradient: Gradient<'a>,
-    pub residual: &'a mut [f32],
-    /// Empty if steps do not follow sizes.
-    pub sizes: Arc<Vec<u16>>,
 }
 
 impl TwoLegs {

@@ -15,6 +15,18 @@ from gflow.bench.groups import compress_between, gflow_warnings
 from gflow.bench.turns import Device
 from gflow.launch.rank import Rank
 
+#: What gradients can be sent as by a contender that is called gflow-METHOD.
+_METHODS = (
+    "exact",
+    "fp16",
+    "bf16",
+    "int8",
+    "int4",
+    "int3",
+    "quinary",
+    "ternary",
+    "chunks",
+)
 #: By name on the command line, how each is shown; in this order.
 LABELS = {
     "none": "no communication",
@@ -24,16 +36,27 @@ LABELS = {
     "nccl": "NCCL",
     "nccl-fp16": "NCCL, fp16 hook",
     "powersgd": "PowerSGD",
-    "gflow-exact": "gflow, exact",
+    **{f"gflow-{method}": f"gflow, {method}" for method in _METHODS},
     "gflow": "gflow",
 }
+#: These always send less than an exact exchange: at most so much of it.
+_LESS = 0.75
+_COMPRESSING = tuple(method for method in _METHODS if method != "exact")
+#: Not among the contenders if no names are given: each holds a network of its own in memory.
+_ON_REQUEST = ("gflow-fp16", "gflow-bf16", "gflow-int8", "gflow-int4", "gflow-quinary")
 #: The baseline for the others, by type of device.
 RIVALS = {"cpu": "gloo", "cuda": "nccl"}
 _OF_RIVALS = tuple(name for name in LABELS if name.partition("-")[0] in RIVALS.values())
 #: Their replicas drift apart; they only show the cost of the rest of a step.
 WITHOUT_EXCHANGE = ("none", "ddp-only")
-#: gflow reaches its density after as few dense steps as it allows.
+#: A contender with a method of its own sends by it after as few dense steps as gflow allows.
 _WARMUP_STEPS, _RAMP_STEPS = 2, 0
+#: gflow's default method may take its choice at the end of the dense steps, by what it has measured
+#: in them.
+_DEFAULT_WARMUP_STEPS = 20
+#: After the dense steps: the first one by the method allocates what is kept from then on. DDP
+#: rebuilds its buckets in the dense ones.
+_SETTLING_STEPS = 4
 _POWERSGD_RANK = 2
 #: With several buckets PowerSGD's collectives race on Gloo, and ranks disagree on their order.
 _ONE_BUCKET_MB = 1 << 14
@@ -50,8 +73,17 @@ _COUNTERS = (
 
 
 def default_names(device: str) -> list[str]:
-    """The contenders if no names are given."""
-    return [name for name in LABELS if why_not(name, device) is None]
+    """The contenders if no names are given.
+
+    On GPUs, where it takes a network to be slower than them, those that send few bits are on
+    request only.
+    """
+    few_bits = ("gflow-int3", "gflow-ternary") if device == "cuda" else ()
+    return [
+        name
+        for name in LABELS
+        if name not in (*_ON_REQUEST, *few_bits) and why_not(name, device) is None
+    ]
 
 
 def why_not(name: str, device: str) -> str | None:
@@ -59,6 +91,15 @@ def why_not(name: str, device: str) -> str | None:
     if name in _OF_RIVALS and name.partition("-")[0] != RIVALS[device]:
         return f"with --device {device} that is {LABELS[RIVALS[device]]}"
     return None
+
+
+def settling_steps(name: str) -> int:
+    """How many steps a contender takes before it is timed: gflow's dense ones and some more."""
+    return _warmup_steps(name) + _SETTLING_STEPS
+
+
+def _warmup_steps(name: str) -> int:
+    return _DEFAULT_WARMUP_STEPS if name == "gflow" else _WARMUP_STEPS
 
 
 def make(name: str, rank: Rank, plan: dict[str, Any]) -> Replica:
@@ -120,6 +161,25 @@ class Replica:
         if not all(bool(one.isfinite().all()) for one in self._parameters):
             raise RuntimeError(f"{LABELS[self._name]}: the weights are no numbers any more")
 
+    def settle(self) -> None:
+        """Take the steps that come before timed ones; raise if it does not send less by then."""
+        for _ in range(settling_steps(self._name) - 1):
+            self._step()
+        before = self._exact_and_sent()
+        self._step()
+        exact, sent = (now - then for now, then in zip(self._exact_and_sent(), before, strict=True))
+        if self._name.removeprefix("gflow-") in _COMPRESSING and not 0 < sent < _LESS * exact:
+            raise RuntimeError(f"{LABELS[self._name]}: it is not past its dense steps")
+
+    def _exact_and_sent(self) -> tuple[float, float]:
+        """Bytes that an exact exchange would have sent so far on this rank, and those sent."""
+        if not self._name.startswith("gflow"):
+            return 0.0, 0.0
+        import gflow
+
+        metrics = gflow.metrics(self._group)
+        return metrics.carried_bytes * 2 * (1 - 1 / metrics.hosts), metrics.wire_bytes
+
     def counters(self) -> dict[str, float]:
         """gflow's own counters so far on this rank; empty for others."""
         if not self._name.startswith("gflow"):
@@ -158,12 +218,13 @@ def _group(name: str, plan: dict[str, Any]) -> Any:
         return None
     if name == "gflow-exact":
         return dist.new_group(backend="gflow", pg_options=gflow.Options(compress="off"))
-    if name == "gflow":
+    if name.startswith("gflow"):
         options = gflow.Options(
             compress=compress_between(plan["hosts"]),
+            method=None if name == "gflow" else name.removeprefix("gflow-"),
             density=plan["density"],
             fusion_bytes=plan["fusion_bytes"],
-            warmup_steps=_WARMUP_STEPS,
+            warmup_steps=_warmup_steps(name),
             ramp_steps=_RAMP_STEPS,
         )
         return dist.new_group(backend="gflow", pg_options=options)

@@ -20,7 +20,6 @@ from gflow.bench.arguments import (
 )
 from gflow.bench.ddp import contenders
 from gflow.bench.ddp.networks import MIN_IMAGE, NETWORKS
-from gflow.bench.ddp.race import WARMUP_STEPS
 from gflow.options import OPTION_SPECS
 
 LAYOUT = LayoutDefaults(
@@ -57,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=option_value("density"),
         default=OPTION_SPECS["density"].default,
         metavar="D",
-        help="part of the chunks that the contender gflow sends (default: %(default)s)",
+        help="part of the chunks that gflow-chunks sends (default: %(default)s)",
     )
     parser.add_argument(
         "--fusion-bytes",
@@ -90,7 +89,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--contenders",
         type=names_of("a contender", contenders.LABELS),
         metavar="LIST",
-        help=f"who takes part (default: all that can, of {','.join(contenders.LABELS)})",
+        help=f"who takes part, of {','.join(contenders.LABELS)}; gflow has its default method "
+        f"(default: {','.join(contenders.default_names('cpu'))}, with --device cuda NCCL for Gloo)",
     )
 
 
@@ -135,10 +135,12 @@ def expected_seconds(args: argparse.Namespace) -> float:
         bits = 32 * network.parameters * 2 * (args.hosts - 1) / args.hosts
         link_seconds = bits / args.rate
     exchanges = [name for name in args.contenders if name not in contenders.WITHOUT_EXCHANGE]
-    steps: int = WARMUP_STEPS + args.rounds * args.steps
-    computing = network.step_seconds(args.batch, args.image) * len(args.contenders)
-    exchanging = (_EXCHANGE_SECONDS + link_seconds) * len(exchanges)
-    return steps * (ranks_per_core * computing + exchanging)
+    total: float = 0.0
+    for name in args.contenders:
+        steps = contenders.settling_steps(name) + args.rounds * args.steps
+        exchange = _EXCHANGE_SECONDS + link_seconds if name in exchanges else 0.0
+        total += steps * (ranks_per_core * network.step_seconds(args.batch, args.image) + exchange)
+    return total
 
 
 def time_limit(args: argparse.Namespace) -> float:

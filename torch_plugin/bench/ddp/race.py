@@ -1,7 +1,7 @@
 """The race of ``gflow bench ddp``, on the ranks: replicas take turns of a few steps.
 
-No step is timed before DDP has its final buckets and gflow its density, nor of a contender whose
-replicas have drifted apart.
+No step is timed before DDP has its final buckets and gflow sends by its method, nor of a contender
+whose replicas have drifted apart.
 """
 
 from __future__ import annotations
@@ -16,10 +16,6 @@ from gflow.bench.ddp.contenders import Replica
 from gflow.bench.turns import Timings, make_contenders, random_orders
 from gflow.launch.rank import Rank
 from gflow.registration import register
-
-#: DDP rebuilds its buckets after the first step, dense steps follow, and the first compressed step
-#: allocates what is kept from then on.
-WARMUP_STEPS = 6
 
 
 @dataclass
@@ -62,7 +58,7 @@ def measure(
                 rank.tell({"row": row})
             dist.barrier()
             info: dict[str, Any] = {
-                "settling_steps": WARMUP_STEPS,
+                "settling_steps": {name: contenders.settling_steps(name) for name in replicas},
                 "rounds": rounds,
                 "steps": steps,
             }
@@ -75,8 +71,11 @@ def measure(
 def _race(
     rank: Rank, replicas: dict[str, Replica], hosts: int, rounds: int, steps: int
 ) -> dict[str, _StepTimings]:
+    import torch.distributed as dist
+
     for replica in replicas.values():
-        Timings().add_turn(replica, WARMUP_STEPS, 0)
+        dist.barrier()
+        replica.settle()
         replica.check()
     timings = {name: _StepTimings() for name in replicas}
     for number, order in zip(

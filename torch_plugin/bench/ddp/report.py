@@ -44,7 +44,9 @@ def tables(rows: Sequence[dict[str, Any]], info: dict[str, Any]) -> str:
         for row in rows
     ]
     shown = table.render([_setting(info), *header], cells)
-    return "\n\n".join([shown, "\n".join(_words(rows, info))])
+    counted = [row for row in rows if "hidden_seconds" in row.get("counters_per_step", {})]
+    stages = [_stages(counted)] if counted else []
+    return "\n\n".join([shown, *stages, "\n".join(_words(rows, info))])
 
 
 def _setting(info: dict[str, Any]) -> str:
@@ -67,41 +69,44 @@ def _words(rows: Sequence[dict[str, Any]], info: dict[str, Any]) -> list[str]:
         words.append(f"{LABELS['ddp-only']}: DDP whose hook exchanges nothing.")
     if "powersgd" in names:
         words.append(f"{LABELS['powersgd']}: matrices of rank 2, one bucket.")
-    if "gflow" in names:
+    if any(name.startswith("gflow") and name != "gflow-exact" for name in names):
         words.append(_gflow_settings(info))
     if info["hosts"] == 1 and "gflow-exact" in names:
         words.append(f"{LABELS['gflow-exact']}: the ranks of one host share memory.")
     view = "are views into" if info["bucket_view"] else "are copied to and from"
     words.append(f"Gradients {view} DDP's buckets (gradient_as_bucket_view), for all alike.")
-    words += [line for row in rows for line in _overlap(row)]
     return words + machine.gpu_lines(info) + [f"note: {text}" for text in info["warnings"]]
 
 
 def _gflow_settings(info: dict[str, Any]) -> str:
     fusion = info["fusion_bytes"]
     fused = "its default fusion_bytes" if fusion is None else f"fusion_bytes={fusion}"
-    said = f"{LABELS['gflow']}: density {info['density']:g}, {fused}"
+    said = "gflow with its default method, or the one named; chunks: density "
+    said += f"{info['density']:g}; {fused}"
     if info["hosts"] > 1:
         return f"{said}, compress=auto (what crosses hosts)."
     return f"{said}, compress=on (every rank is a host of its own, over loopback)."
 
 
-def _overlap(row: dict[str, Any]) -> list[str]:
-    counted = row.get("counters_per_step", {})
-    if "hidden_seconds" not in counted or "exposed_seconds" not in counted:
-        return []
-    hidden, exposed = (1e3 * counted[f"{word}_seconds"] for word in ("hidden", "exposed"))
-    said = (
-        f"{LABELS[row['contender']]}, by gflow.metrics() on rank 0: {hidden:.0f} ms of exchange "
-        f"per step ran beside the backward pass (hidden), {exposed:.0f} ms after it (exposed)."
-    )
-    stages = [
-        f"{name[len('stage_') : -len('_seconds')].replace('_', ' ')} {1e3 * seconds:.0f}"
-        for name, seconds in counted.items()
-        if name.startswith("stage_")
+def _stages(rows: Sequence[dict[str, Any]]) -> str:
+    """What each of gflow's contenders has counted, in milliseconds per step."""
+    counters = [row["counters_per_step"] for row in rows]
+    stages = dict.fromkeys(name for one in counters for name in one if name.startswith("stage_"))
+    columns = {"hidden_seconds": "hidden", "exposed_seconds": "exposed"} | {
+        name: name[len("stage_") : -len("_seconds")].replace("_", " ") for name in stages
+    }
+    cells = [
+        [
+            LABELS[row["contender"]],
+            *(f"{1e3 * own[name]:.0f}" if name in own else _MISSING for name in columns),
+        ]
+        for row, own in zip(rows, counters, strict=True)
     ]
-    timed = f"Its stages, in ms (wire runs beside the others): {', '.join(stages)}."
-    return [said, timed] if stages else [said]
+    return (
+        f"{table.render(['ms/step, by gflow.metrics()', *columns.values()], cells)}\n"
+        "On rank 0. hidden: exchange beside the backward pass; exposed: after it, while the job "
+        "waited.\nThen the stages of the exchange; wire runs beside the others."
+    )
 
 
 def _ratio(row: dict[str, Any], key: str) -> str:
@@ -119,9 +124,8 @@ _COLOURS = {
     "nccl": "#08519c",
     "nccl-fp16": "#4292c6",
     "powersgd": "#756bb1",
-    "gflow-exact": "#fd8d3c",
-    "gflow": "#e6550d",
 }
+_OF_GFLOW, _OF_ITS_METHODS = "#e6550d", "#fd8d3c"
 _WITHOUT_EXCHANGE = "#555555"
 
 
@@ -133,7 +137,7 @@ def plot(rows: Sequence[dict[str, Any]], info: dict[str, Any], path: Path) -> No
     figure = Figure(figsize=(10, height), layout="constrained")
     times, sizes = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
     labels = [LABELS[row["contender"]] for row in rows]
-    colours = [_COLOURS[row["contender"]] for row in rows]
+    colours = [_colour(row["contender"]) for row in rows]
 
     medians = [row["median_ms"] for row in rows]
     below = [row["median_ms"] - row["low_ms"] for row in rows]
@@ -167,9 +171,15 @@ def plot(rows: Sequence[dict[str, Any]], info: dict[str, Any], path: Path) -> No
     figure.savefig(path, dpi=150)
 
 
+def _colour(contender: str) -> str:
+    if contender.startswith("gflow-"):
+        return _OF_ITS_METHODS
+    return _COLOURS.get(contender, _OF_GFLOW)
+
+
 def _title(info: dict[str, Any]) -> list[str]:
     where = show_layout(info["hosts"], info["ranks"], info["rate"])
     what = f"a DDP step of {NETWORKS[info['model']].label}, batch {info['batch']} per rank"
-    versions = [f"torch {info['torch']}", f"gflow {info['gflow']}, density {info['density']:g}"]
+    versions = [f"torch {info['torch']}", f"gflow {info['gflow']}"]
     title = [f"{what}: {where}, {info['cores']} cores", ", ".join(versions)]
     return title + [f"({text})" for text in info["warnings"]]

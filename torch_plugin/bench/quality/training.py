@@ -1,8 +1,9 @@
-"""The trainings of ``gflow bench quality``, on the ranks: every variant with every seed.
+"""The trainings of ``gflow bench quality``, on the ranks, one after the other.
 
-Each has a process group of its own, so nothing is left of the previous one. A training depends on
-task, variant and seed alone, and is evaluated at the same steps in all variants; evaluations do not
-count as training time.
+Each has a process group of its own, so nothing is left of the previous one; the processes stay,
+because starting them and loading torch takes seconds. Weights and data depend on task, seed and
+number of ranks alone. Every training is evaluated at the same steps, and evaluations do not count
+as training time.
 """
 
 from __future__ import annotations
@@ -11,157 +12,180 @@ import math
 import os
 import statistics
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
-from gflow.bench import machine
 from gflow.bench.groups import gflow_warnings
+from gflow.bench.quality.runs import Run
 from gflow.bench.quality.tasks import TASKS, Dataset
-from gflow.bench.quality.variants import Variant
 from gflow.launch.rank import Rank
 from gflow.registration import register
 
-#: A training is evaluated about this often, and before its first step; short ones less often.
-_EVALUATIONS = 12
-_MIN_INTERVAL = 10
+#: A training is evaluated so often, besides before its first step; a short one less often.
+_EVALUATIONS = 10
 _EVALUATION_BATCH = 128
+#: The learning rate rises for so many steps, but for no more than this part of them, and falls to
+#: this part of its maximum.
+_RISING_STEPS, _MAX_RISING_PART = 100, 0.05
+_LEAST_RATE = 0.1
+#: Norm of the gradient above which it is clipped.
+_CLIP = 1.0
 
 
-def measure(
-    rank: Rank, plans: dict[str, Any], seeds: int, chunk: int, hosts: int
-) -> dict[str, Any]:
-    """Train; rank 0 tells a row for each training. Return what the numbers depend on.
+def measure(rank: Rank, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Train; rank 0 tells a row for each training as soon as it has ended.
 
     Args:
         rank: this rank.
-        plans: by task, its ``steps`` and ``variants``.
-        seeds: how many trainings of each variant.
-        chunk: elements in a chunk.
-        hosts: how many there are.
+        runs: the fields of each :class:`Run`.
     """
     import torch
     import torch.distributed as dist
 
-    if not plans:
-        raise RuntimeError("all tasks are left out")
     register()
+    torch.set_num_threads(1)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(address, port, rank.world, is_master=rank.number == 0)
-    warnings: set[str] = set()
-    for name, plan in plans.items():
-        dataset = TASKS[name].load()
-        for seed in range(seeds):
-            # Variants alternate, so that noise of the machine hits all of them.
-            for details in plan["variants"]:
-                variant = Variant(**details)
-                own_store = dist.PrefixStore(f"{name}, {seed}, {variant.name}", store)
-                options = variant.options(plan["steps"], chunk, hosts)
-                for warning in _make_group(rank, own_store, options):
-                    if warning not in warnings and rank.number == 0:
-                        rank.tell({"note": f"note: {warning}"})
-                    warnings.add(warning)
-                try:
-                    row = _train(rank, dataset, variant, seed, plan["steps"], hosts)
-                    dist.barrier()
-                finally:
-                    dist.destroy_process_group()
-                if rank.number == 0:
-                    rank.tell({"row": {"task": name} | row})
-    return {
-        "torch": torch.__version__,
-        "chunk": chunk,
-        "seeds": seeds,
-        "warnings": sorted(warnings),
-    }
+    datasets: dict[str, Dataset] = {}
+    for number, fields in enumerate(runs):
+        run = Run(**fields)
+        task = TASKS[run.task]
+        if task.dataset not in datasets:
+            datasets[task.dataset] = task.load()
+        with gflow_warnings() as warnings:
+            _make_group(rank, dist.PrefixStore(f"run {number}", store), run)
+        try:
+            result = _train(rank, datasets[task.dataset], run)
+            dist.barrier()
+        finally:
+            dist.destroy_process_group()
+        if rank.number == 0:
+            about = {"warnings": warnings, "torch": torch.__version__}
+            rank.tell({"row": fields | result | about})
+    return {}
 
 
-def _make_group(rank: Rank, store: Any, options: dict[str, Any]) -> list[str]:
-    """Make the group of a training; return gflow's warnings."""
+def _make_group(rank: Rank, store: Any, run: Run) -> None:
+    """Make the group of a training; all options but the method keep their defaults."""
     import torch.distributed as dist
 
     import gflow
 
-    with gflow_warnings() as warnings:
-        dist.init_process_group(
-            "gflow",
-            store=store,
-            rank=rank.number,
-            world_size=rank.world,
-            pg_options=gflow.Options(**options),
+    compress = "on" if run.rate is None else "auto"
+    dist.init_process_group(
+        "gflow",
+        store=store,
+        rank=rank.number,
+        world_size=rank.world,
+        pg_options=gflow.Options(compress=compress, method=run.method, chunk=run.chunk),
+    )
+
+
+@dataclass
+class _Training:
+    """A training on this rank, as far as it has come."""
+
+    rank: Rank
+    run: Run
+    dataset: Dataset
+    network: Any
+    seconds: list[float] = field(default_factory=list)
+    curve: list[dict[str, float]] = field(default_factory=list)
+
+    def evaluate(self, step: int) -> None:
+        """Add a point to the curve; each rank evaluates a part of what is held out."""
+        import torch
+        import torch.distributed as dist
+
+        # What layers count while they train, only the first rank has for all.
+        for buffer in self.network.buffers():
+            dist.broadcast(buffer, 0)
+        inputs, expected = (
+            part.tensor_split(self.rank.world)[self.rank.number] for part in self.dataset.held_out
         )
-    return warnings
+        sums = torch.zeros(3, dtype=torch.float64)
+        self.network.eval()
+        with torch.no_grad():
+            for some, wanted in zip(
+                inputs.split(_EVALUATION_BATCH), expected.split(_EVALUATION_BATCH), strict=True
+            ):
+                outputs = self.network(some)
+                right = outputs.argmax(dim=-1) == wanted
+                loss = _loss(outputs, wanted) * wanted.numel()
+                sums += torch.tensor([float(loss), float(right.sum()), wanted.numel()])
+        self.network.train()
+        # It also lets no rank start the next step early, which would make that look short.
+        dist.all_reduce(sums)
+        loss, right, count = sums.tolist()
+        point = {"step": step, "seconds": sum(self.seconds)}
+        self.curve.append(point | {"loss": loss / count, "accuracy": right / count})
+        if self.rank.number == 0:
+            self.rank.tell({"step": {"of": self.run.label} | self.curve[-1]})
 
 
-def _train(
-    rank: Rank, dataset: Dataset, variant: Variant, seed: int, steps: int, hosts: int
-) -> dict[str, Any]:
+def _train(rank: Rank, dataset: Dataset, run: Run) -> dict[str, Any]:
     import torch
-    import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    import gflow
-
-    torch.manual_seed(seed)
+    task = TASKS[run.task]
+    torch.manual_seed(run.seed)
     network = dataset.network()
     parallel = DistributedDataParallel(network)
-    optimizer = dataset.optimizer(network.parameters())
-    if variant.takes_momentum:
-        gflow.take_momentum(optimizer)
-    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate_at(step, steps))
-    batches = dataset.batches(seed, rank.number, rank.world)
-    interval = max(_MIN_INTERVAL, steps // _EVALUATIONS)
-    seconds: list[float] = []
-    curve = []
-    dist.barrier()
-    interface = machine.interface_between(hosts)
-    sent = machine.sent_bytes(interface)
-    for step in range(steps + 1):
-        if step % interval == 0 or step == steps:
-            if rank.number == 0:
-                curve.append({"step": step, "seconds": sum(seconds)} | _evaluate(network, dataset))
-            # A rank that is ahead would make the next step look short.
-            dist.barrier()
-        if step < steps:
-            inputs, expected = next(batches)
-            start = time.perf_counter()
-            _loss(parallel(inputs), expected).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            rate.step()
-            seconds.append(time.perf_counter() - start)
-    sent_bytes = machine.max_over_ranks(machine.sent_bytes(interface) - sent)
+    optimizer = task.optimizer(network.parameters(), run.learning_rate)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_at(step, run.steps))
+    batches = dataset.batches(run.seed, rank.number, rank.world)
+    training = _Training(rank, run, dataset, network)
+    interval = max(1, run.steps // _EVALUATIONS)
+    settled = run.steps // 2
+    sent_when_settled = (0.0, 0.0)
+    for step in range(run.steps):
+        if step % interval == 0 and run.steps - step >= interval:
+            training.evaluate(step)
+        if step == settled:
+            sent_when_settled = _carried_and_sent()
+        inputs, expected = next(batches)
+        start = time.perf_counter()
+        _loss(parallel(inputs), expected).backward()
+        if task.clips:
+            torch.nn.utils.clip_grad_norm_(network.parameters(), _CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        training.seconds.append(time.perf_counter() - start)
+    training.evaluate(run.steps)
+    carried, sent = (
+        now - before for now, before in zip(_carried_and_sent(), sent_when_settled, strict=True)
+    )
+    end = training.curve[-1]
     return {
-        "variant": variant.name,
-        "seed": seed,
-        "steps": steps,
-        "median_ms": statistics.median(seconds) * 1e3,
-        "sent_bytes_per_step": sent_bytes / steps,
-        "curve": curve,
+        "loss": end["loss"],
+        "accuracy": end["accuracy"],
+        "seconds": end["seconds"],
+        "step_ms": statistics.median(training.seconds) * 1e3,
+        "ratio": carried * 2 * (run.hosts - 1) / run.hosts / sent if sent else 1.0,
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "curve": training.curve,
     }
 
 
-def _rate_at(step: int, steps: int) -> float:
-    """The learning rate over its maximum: it rises for a tenth, then falls to zero as a cosine."""
-    rising = (step + 1) / max(1, steps // 10)
+def _carried_and_sent() -> tuple[float, float]:
+    """Bytes of gradient that this rank has carried so far, and bytes that it has sent for that."""
+    import gflow
+
+    metrics = gflow.metrics()
+    return metrics.carried_bytes, metrics.wire_bytes
+
+
+def rate_at(step: int, steps: int) -> float:
+    """The learning rate over its maximum: it rises for a short while, then falls as a cosine.
+
+    Example:
+        >>> [round(rate_at(step, 1000), 2) for step in (0, 49, 500, 1000)]
+        [0.02, 0.99, 0.55, 0.1]
+    """
+    rising = (step + 1) / max(1, min(_RISING_STEPS, _MAX_RISING_PART * steps))
     falling = (1 + math.cos(math.pi * min(1.0, step / steps))) / 2
-    return min(rising, falling)
-
-
-def _evaluate(network: Any, dataset: Dataset) -> dict[str, float]:
-    train_loss, _ = _loss_and_accuracy(network, dataset.train_sample)
-    loss, accuracy = _loss_and_accuracy(network, dataset.held_out)
-    return {"train_loss": train_loss, "held_out_loss": loss, "held_out_accuracy": accuracy}
-
-
-def _loss_and_accuracy(network: Any, sample: Any) -> tuple[float, float]:
-    import torch
-
-    inputs, expected = sample
-    network.eval()
-    with torch.no_grad():
-        outputs = torch.cat([network(part) for part in inputs.split(_EVALUATION_BATCH)])
-    network.train()
-    right = outputs.argmax(dim=-1) == expected
-    return float(_loss(outputs, expected)), float(right.float().mean())
+    return min(1.0, rising) * (_LEAST_RATE + (1 - _LEAST_RATE) * falling)
 
 
 def _loss(outputs: Any, expected: Any) -> Any:

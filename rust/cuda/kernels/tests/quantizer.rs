@@ -6,7 +6,7 @@ use super::host_kernels::HostArgument;
 use super::memory::{Guarded, Typed};
 use crate::codec::quantizer::{
     BLOCK, Content, Levels, Ownership, Quantizer, RUN, SAMPLED, Stepping, Workspace, first_turn,
-    follow, rescale_sizes,
+    follow, kept_at, rescale_sizes,
 };
 use crate::codec::samples::{ELEMENTS, OwnedGradient, bits};
 use crate::cuda::kernels::{Kernel, launch, number_of};
@@ -186,6 +186,7 @@ fn follow_on_device(shard: &mut Shard, elements: usize, step: u64) {
         Long(elements as u64),
         Unsigned(float(shard.element).number()),
         Unsigned(first as u32),
+        Float(kept_at(step)),
     ];
     run(Kernel::FollowSizes, launch::follow_sizes(elements, first), &arguments);
 }

@@ -224,7 +224,7 @@ constexpr Promise kPromises[] = {
     {"gflow_quantize", "pppluuffuuppp", of_quantize},
     {"gflow_sum", "pppluuffuupp", of_sum},
     {"gflow_deliver", "ppppluuuup", of_deliver},
-    {"gflow_follow_sizes", "ppluu", of_follow_sizes},
+    {"gflow_follow_sizes", "ppluuf", of_follow_sizes},
     {"gflow_rescale_sizes", "plf", of_rescale_sizes},
     {"gflow_rescale", "plf", of_rescale},
 };

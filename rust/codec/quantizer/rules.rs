@@ -1,0 +1,86 @@
+//! How gradients are quantised with each kind of levels, for each kind of optimizer.
+
+use super::levels::{BLOCK, LEVEL_BYTES, Levels};
+
+/// How a block is rounded to levels.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Rounding {
+    /// The largest element gets the largest symbol, so none is cut off.
+    ToMaximum,
+    /// A step is this multiple of the block's root mean square, and the level is chosen so that
+    /// the sum does not shrink.
+    Unbiased { step: f32 },
+}
+
+/// What the optimizer does with a gradient, as far as it matters here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stepping {
+    /// Every element is divided by its usual size, as in Adam: small elements matter as much as
+    /// large ones.
+    Normalized = 1,
+    /// The step is proportional to the gradient, as in SGD.
+    Proportional = 2,
+}
+
+impl Stepping {
+    /// Its name in the options.
+    pub fn from_name(name: &str) -> Option<Stepping> {
+        match name {
+            "normalized" => Some(Stepping::Normalized),
+            "proportional" => Some(Stepping::Proportional),
+            _ => None,
+        }
+    }
+
+    /// What its code stands for, `stepping as u16`; `None` for any other.
+    pub fn from_code(code: u16) -> Option<Stepping> {
+        [Stepping::Normalized, Stepping::Proportional].into_iter().find(|it| *it as u16 == code)
+    }
+}
+
+/// How gradients are quantised. All ranks of a group must use the same at the same step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Quantizer {
+    pub levels: Levels,
+    pub rounding: Rounding,
+    /// The fraction of a residual that is added to the next gradient.
+    pub feedback: f32,
+    /// Whether steps follow the sizes of elements.
+    pub uses_sizes: bool,
+}
+
+impl Quantizer {
+    /// The quantiser with these levels. The constants are what trainings on simulated ranks were
+    /// best with (docs/codecs.md).
+    pub fn new(levels: Levels, stepping: Stepping) -> Quantizer {
+        let unbiased = |step| Rounding::Unbiased { step };
+        let (rounding, feedback, uses_sizes) = match (levels, stepping) {
+            (Levels::Int8, _) => (Rounding::ToMaximum, 1.0, false),
+            (Levels::Int4, _) => (unbiased(0.5), 0.5, true),
+            (Levels::Int3 | Levels::Quinary, _) => (unbiased(1.0), 0.5, true),
+            (Levels::Ternary, Stepping::Normalized) => (unbiased(1.25), 0.75, true),
+            // With sizes, three levels are too coarse for the largest elements, and those are what
+            // such an optimizer steps by.
+            (Levels::Ternary, Stepping::Proportional) => (unbiased(1.25), 0.5, false),
+        };
+        Quantizer { levels, rounding, feedback, uses_sizes }
+    }
+
+    /// Bytes of a block on the wire; a shorter block at the end of a gradient takes as many.
+    pub fn block_bytes(&self) -> usize {
+        LEVEL_BYTES + self.levels.packed_bytes()
+    }
+
+    /// The multiple of a block's root mean square that is a step; `None` if blocks are rounded to their
+    /// maximum.
+    pub fn unbiased_step(&self) -> Option<f32> {
+        match self.rounding {
+            Rounding::ToMaximum => None,
+            Rounding::Unbiased { step } => Some(step),
+        }
+    }
+
+    pub fn bits_per_element(&self) -> f64 {
+        8.0 * self.block_bytes() as f64 / BLOCK as f64
+    }
+}
