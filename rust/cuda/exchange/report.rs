@@ -146,7 +146,10 @@ mod tests {
             ExchangeNorms { gradient: 4.0, unsent: 8.0 },
         ];
         assert_eq!(exchange_norms(&words, 4, &[0..3, 3..4]), expected[..]);
-        let all = ExchangeNorms { gradient: 6.5, unsent: 12.0 };
-        assert_eq!(exchange_norms(&words[..8], 4, &[0..4]), [all]);
+        let all_unsent = [
+            ExchangeNorms { gradient: 2.5, unsent: 4.0 },
+            ExchangeNorms { gradient: 4.0, unsent: 8.0 },
+        ];
+        assert_eq!(exchange_norms(&words[..8], 4, &[0..3, 3..4]), all_unsent);
     }
 }
