@@ -26,3 +26,9 @@ def backend_of(group: dist.ProcessGroup | None) -> Any:
     backend = group._get_backend(torch.device("cpu" if "cpu" in ours else ours[0]))
     # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a checking wrapper around every backend.
     return getattr(backend, "wrapped_pg", backend)
+
+
+def is_served_by_gflow(group: dist.ProcessGroup) -> bool:
+    """Whether gflow serves some device in ``group``."""
+    named = [one.split(":")[-1] for one in str(dist.get_backend_config(group)).split(",")]
+    return "gflow" in named

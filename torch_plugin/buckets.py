@@ -107,7 +107,7 @@ def buckets_of(
     for bucket in engine_buckets(backend):
         owner = owners.get(bucket.parameter)
         (unknown if owner is None else known[owner]).append(bucket)
-    layouts = [_layout_of(model) for model in models]
+    layouts = [layout_of(model) for model in models]
     all_sizes = [[_nbytes(*bucket) for bucket in layout] for layout in layouts]
     found = []
     for sizes, layout, mine in zip(all_sizes, layouts, known, strict=True):
@@ -138,7 +138,7 @@ def _take_run(sizes: list[int], unknown: list[EngineBucket]) -> list[EngineBucke
 Layout = list[tuple[list[int], int, torch.dtype]]
 
 
-def _layout_of(model: DistributedDataParallel) -> Layout:
+def layout_of(model: DistributedDataParallel) -> Layout:
     """Parameters, number of elements and type of each bucket that may be compressed."""
     numbers = {id(p): number for number, p in enumerate(parameters_of(model).values())}
     layout = []

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
-from gflow import accelerator, logs, native, stepping
+from gflow import accelerator, comm_hooks, logs, native, stepping, unused
 from gflow.network import choose_address
 from gflow.options import Options, Settings, resolve
 from gflow.rendezvous import GroupSpec, RankInfo, gather_ranks
@@ -18,6 +18,15 @@ from gflow.rendezvous import GroupSpec, RankInfo, gather_ranks
 #: All ranks are there when connecting starts, so it takes seconds or never ends. Ctrl-C has to
 #: wait for it.
 CONNECT_TIMEOUT = timedelta(seconds=60)
+
+
+#: The method of each group of this process, by its name.
+_methods: dict[str, str] = {}
+
+
+def method_of(group: dist.ProcessGroup) -> str:
+    """What the gradients of ``group`` are sent as, by the name of the option."""
+    return _methods.get(group.group_name, "")
 
 
 def create(backend_options: Any, pg_options: Options | None) -> Any:
@@ -32,6 +41,9 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
     logs.start()
     # The Reducer asks a backend for bucket memory only if this is 0; a user's own choice stays.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
+    # Before any model can be wrapped for this group.
+    comm_hooks.recognise_builtin_hooks()
+    unused.tell_layouts()
 
     store: Store = backend_options.store
     rank, size = backend_options.group_rank, backend_options.group_size
@@ -73,6 +85,9 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
         joined, rank, size, timeout, gloo, **_inner_of_devices(member, log)
     )
     stepping.follow(group, backend, settings["optimizer"])
+    _methods[group] = settings["method"]
+    if settings["keep_last_step"] == "on":
+        library.keep_last_step(backend)
     return backend
 
 

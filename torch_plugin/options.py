@@ -50,6 +50,8 @@ class Options:
         wire: with ``chunks``, element type on the wire, ``fp16``, ``bf16`` or ``fp32``.
         fusion_bytes: how much gradient one exchange carries; 0 fuses nothing.
         momentum: momentum correction of the residual, from 0 up to, not including, 1.
+        keep_last_step: ``on``: after a failure, ``gflow.state_dict()`` gives what was kept as of
+            the last complete step. Takes as much memory again as what is kept.
         timeline: file to write a trace to.
         ifname: network interface; by default the one that leads to the master address.
         host_id: who shares memory with whom; by default this machine.
@@ -68,6 +70,7 @@ class Options:
     wire: str | None = None
     fusion_bytes: int | None = None
     momentum: float | None = None
+    keep_last_step: str | None = None
     timeline: str | None = None
     ifname: str | None = None
     host_id: str | None = None
@@ -174,6 +177,7 @@ OPTION_SPECS: dict[str, OptionSpec] = {
         _choice("wire", "fp16", "bf16", "fp32"),
         _count("fusion_bytes", 0, 4 << 20, " of bytes"),
         _fraction("momentum", "a number from 0, below 1", lambda value: 0 <= value < 1, 0.0),
+        _choice("keep_last_step", "off", "on"),
         _text("timeline", "the path of a file", in_use=False),
         _text("ifname", "the name of a network interface, such as 'eth0'"),
         _text("host_id", "a word that is the same for ranks that share memory"),

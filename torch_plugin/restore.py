@@ -8,6 +8,7 @@ as dropped; nothing is loaded twice.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ class Target:
         hosts, carriers: how many hosts the group has, and ranks on each that carry gradients.
         host, local_rank: the number of this rank's host, and this rank's index on it.
         models: name and size of the parameters of each model.
+        method: what gradients are sent as.
     """
 
     rank: int
@@ -41,6 +43,7 @@ class Target:
     host: int
     local_rank: int
     models: list[Names]
+    method: str
 
 
 def differences(states: list[State], target: Target) -> list[str]:
@@ -67,6 +70,14 @@ def differences(states: list[State], target: Target) -> list[str]:
     for old, new in zip(saved, target.models, strict=False):
         found += _different_parameters(dict(map(tuple, old)), dict(map(tuple, new)))
     return found
+
+
+def different_method(states: list[State], target: Target) -> list[str]:
+    """How the method has changed, in words. What is kept is a gradient with every method, so it
+    can be loaded as it is."""
+    # States that were saved before there were several methods name none.
+    saved = sorted({state.get("method", target.method) for state in states} - {target.method})
+    return [f"the method was {', '.join(saved)} and is {target.method}"] if saved else []
 
 
 def _different_parameters(old: dict[str, int], new: dict[str, int]) -> Iterator[str]:
@@ -121,13 +132,31 @@ def shard_of(bucket: Bucket, backend: Any) -> list[int]:
     return [start // size, end // size]
 
 
-def restore(
-    states: list[State],
-    target: Target,
-    buckets: list[list[Bucket]],
-    backend: Any,
-) -> list[str]:
-    """Load what ``states`` hold for this rank; return what belongs nowhere, in words."""
+@dataclass(frozen=True)
+class Loadable:
+    """What states hold for this rank.
+
+    Attributes:
+        steps: the last step of each model.
+        kept: for each bucket, by number: its model, residual, velocity and sizes.
+    """
+
+    steps: list[int]
+    kept: dict[int, tuple[int, dict[str, torch.Tensor]]]
+
+    def digest_of_sizes(self) -> str:
+        """Equal for equal sizes."""
+        digest = hashlib.sha256()
+        for _, kept in self.kept.values():
+            digest.update(kept["sizes"].numpy().tobytes() + b";")
+        return digest.hexdigest()
+
+
+def loadable(
+    states: list[State], target: Target, buckets: list[list[Bucket]], backend: Any
+) -> Loadable:
+    """Gather what ``states`` hold for this rank."""
+    found = Loadable([], {})
     for index, model in enumerate(target.models):
         owed = [state for state in states if state["host"] % target.hosts == target.host]
         # All hosts keep the same sizes, so those of one host are enough.
@@ -139,15 +168,30 @@ def restore(
             "sizes": _by_parameter(sized, target, index, "sizes"),
         }
         steps = [step for state in states for step in _steps(state, model, index)]
+        found.steps.append(max(steps, default=0))
         for bucket in buckets[index]:
             start, end = shard_of(bucket, backend)
             kept = {
                 kind: _whole_bucket(by_parameter, model, bucket)[start:end]
                 for kind, by_parameter in gathered.items()
             }
-            step = max(steps, default=0)
-            native.library.load_bucket(backend, bucket.number, step, **kept)
-    return _dropped(states, target)
+            found.kept[bucket.number] = (index, kept)
+    return found
+
+
+def restore(found: Loadable, steps: list[int], *, with_sizes: bool, backend: Any) -> None:
+    """Load it.
+
+    Args:
+        found: for this rank.
+        steps: of each model, the same on all ranks.
+        with_sizes: whether all hosts have the same sizes. They must: so otherwise all start with
+            none, and the exchange measures them anew.
+        backend: of the group.
+    """
+    for number, (model, kept) in found.kept.items():
+        sizes = {} if with_sizes else {"sizes": torch.zeros(0)}
+        native.library.load_bucket(backend, number, steps[model], **(kept | sizes))
 
 
 def saved_model(state: State, names: Names, index: int) -> dict[str, Any] | None:
@@ -199,7 +243,7 @@ def _whole_bucket(gathered: dict[str, torch.Tensor], names: Names, bucket: Bucke
     return torch.cat(parts)
 
 
-def _dropped(states: list[State], target: Target) -> list[str]:
+def dropped_parameters(states: list[State], target: Target) -> list[str]:
     """Parameters of the states that this job does not have, in words."""
     dropped = []
     here = [dict(map(tuple, names)) for names in target.models]

@@ -27,11 +27,16 @@ from gflow.buckets import (
     names_of,
     parameters_of,
 )
+from gflow.group import method_of
 from gflow.logs import GroupLogger
 from gflow.restore import (
+    Loadable,
     Target,
     differences,
     different_layout,
+    different_method,
+    dropped_parameters,
+    loadable,
     missing_ranks,
     restore,
     saved_model,
@@ -62,7 +67,9 @@ class Loaded(NamedTuple):
 def state_dict(group: dist.ProcessGroup | None = None, *, models: Models = None) -> dict[str, Any]:
     """Return what this rank keeps of gradients, for ``torch.save``.
 
-    Every rank must save its own. Call it between two steps.
+    Every rank must save its own. Call it between two steps, or after the group has failed: then it
+    gives what was kept as of the last complete step, if the group has ``keep_last_step="on"`` or a
+    ``GradScaler`` is watched, and otherwise what the failed step has left.
 
     Args:
         group: the process group that DDP uses; by default the default group.
@@ -83,13 +90,14 @@ def state_dict(group: dist.ProcessGroup | None = None, *, models: Models = None)
         "gflow": FORMAT,
         "rank": group.rank(),
         "world_size": group.size(),
+        "method": method_of(group),
         "hosts": hosts,
         "carriers": carriers,
         "host": host,
         # The key is part of the saved format: states saved earlier must still load.
         "place": local_rank,
         # What "auto" stood for; empty with another method.
-        "method": native.library.chosen_method(backend),
+        "chosen_method": native.library.chosen_method(backend),
         "models": saved,
     }
 
@@ -129,22 +137,70 @@ def load_state_dict(
     names = [names_of(model) for model in found]
     _refuse_twins(names, models)
     hosts, carriers, host, local_rank = native.library.topology(backend)
-    target = Target(group.rank(), group.size(), hosts, carriers, host, local_rank, names)
+    place = (hosts, carriers, host, local_rank)
+    target = Target(group.rank(), group.size(), *place, names, method_of(group))
     different = _gather(group, differences(states, target))
+    method = _gather(group, different_method(states, target))
     if strict:
-        _refuse(different)
+        _refuse(different + method)
     buckets = _fix_layouts(found, names, states, backend, in_order=models is not None)
     layout = _gather(group, different_layout(states, target, buckets, backend))
     if strict:
         _refuse(layout)
     dropped = missing_ranks(states, target, moved=bool(different), relaid=bool(layout))
-    dropped += restore(states, target, buckets, backend)
-    if method := states[0].get("method"):
-        native.library.set_chosen_method(backend, method)
+    dropped += dropped_parameters(states, target)
+    own = loadable(states, target, buckets, backend)
+    everyones = _everyones(group, own, local_rank)
+    unequal = _unequal(everyones)
+    if strict:
+        _refuse(unequal)
+    steps = [max(of_model) for of_model in zip(*(one.steps for one in everyones), strict=True)]
+    restore(own, steps, with_sizes=not _sizes_differ(everyones), backend=backend)
+    if chosen := states[0].get("chosen_method"):
+        native.library.set_chosen_method(backend, chosen)
     log = GroupLogger.of_group(group)
     for what in dropped:
         log.warning("dropped from the state that was loaded: %s", what)
-    return Loaded(different + layout, dropped)
+    return Loaded(different + method + layout + unequal, dropped)
+
+
+class _Found(NamedTuple):
+    """What a rank has found to load, as the others have to know it."""
+
+    local_rank: int
+    steps: list[int]
+    sizes: str
+
+
+def _everyones(group: dist.ProcessGroup, own: Loadable, local_rank: int) -> list[_Found]:
+    everyones: list[Any] = [None] * group.size()
+    found = _Found(local_rank, own.steps, own.digest_of_sizes())
+    dist.all_gather_object(everyones, found, group=group)
+    return everyones
+
+
+def _unequal(everyones: list[_Found]) -> list[str]:
+    """How what the ranks have found differs where it must be the same, in words."""
+    said = []
+    for of_model in zip(*(one.steps for one in everyones), strict=True):
+        steps = sorted(set(of_model))
+        if len(steps) > 1:
+            ranks = [of_model.index(step) for step in steps]
+            texts = [f"rank {rank}'s of step {of_model[rank]}" for rank in ranks]
+            said.append("the states are of different steps: " + ", ".join(texts))
+    if _sizes_differ(everyones):
+        said.append(
+            "the sizes of elements differ from host to host; all start without, and are measured "
+            "anew"
+        )
+    return said
+
+
+def _sizes_differ(everyones: list[_Found]) -> bool:
+    """Whether ranks that carry the same shard have different sizes for it."""
+    return len({(one.local_rank, one.sizes) for one in everyones}) > len(
+        {one.local_rank for one in everyones}
+    )
 
 
 def _gather(group: dist.ProcessGroup, own: list[str]) -> list[str]:
@@ -216,9 +272,16 @@ class State:
 def _model_state(
     model: DistributedDataParallel, buckets: list[Bucket], backend: Any
 ) -> dict[str, Any]:
+    kept = [native.library.bucket_state(backend, bucket.number) for bucket in buckets]
+    # In a group that has failed, some may be a step ahead of the others.
+    last = min((step for step, *_ in kept), default=0)
     saved = []
-    for bucket in buckets:
-        step, residual, velocity, sizes = native.library.bucket_state(backend, bucket.number)
+    for bucket, newest in zip(buckets, kept, strict=True):
+        step, residual, velocity, sizes = (
+            newest
+            if newest[0] == last
+            else native.library.bucket_state(backend, bucket.number, last)
+        )
         saved.append(
             {
                 "parameters": bucket.parameters,

@@ -20,7 +20,7 @@ WorkPtr GflowBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& 
   call.reduce_op = opts.reduceOp.op_;
   const auto bucket = gradient_bucket(tensors, opts);
   call.gradient = bucket.has_value();
-  call.bucket = bucket.value_or(BucketRegistry::kUnnumbered);
+  call.bucket = bucket ? *bucket : counts_uses_of(tensors, opts);
   // Coalesced calls belong to the inner backend: only it can merge them.
   const bool by_engine = tensors.size() == 1 && !sparse && compresses_on(device_of(tensors)) &&
                          !coalescing_.is_active();
@@ -82,6 +82,15 @@ std::optional<uint32_t> GflowBackend::gradient_bucket(const Tensors& tensors,
     return std::nullopt;
   }
   return buckets_.find(tensors.front());
+}
+
+uint32_t GflowBackend::counts_uses_of(const Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  const int pass = torch::autograd::get_current_graph_task_id();
+  if (tensors.size() != 1 || opts.reduceOp != c10d::ReduceOp::SUM || pass < 0 ||
+      !group_->compresses()) {
+    return BucketRegistry::kUnnumbered;
+  }
+  return buckets_.model_whose_uses_are_counted(tensors.front(), pass);
 }
 
 // The Reducer waits on Futures, which we cannot observe, so the engine would not know when to stop

@@ -129,13 +129,17 @@ class GflowBackend : public Backend {
   void replace_broadcasts(Tensors tensors) { replacements_.set(std::move(tensors)); }
 
   // State that gradients carry between steps. Each call waits for all collectives called before it.
-  BucketState bucket_state(uint32_t number) const;
+  // In a group that has failed: the newest state after at most `step` exchanges.
+  BucketState bucket_state(uint32_t number, uint64_t step) const;
   void load_bucket(uint32_t number, BucketState state);
   void set_momentum(float factor, bool nesterov);
   void set_stepping(const std::string& stepping);
   std::string chosen_method() const;
   void set_chosen_method(const std::string& method);
   void keep_for_undo(bool enabled);
+  void keep_last_step();
+  // Where the parameters of a model are in its buckets; its steps may leave some unused.
+  void add_layout(const ModelLayout& layout);
   void record_step(bool skipped, float factor);
 
  private:
@@ -191,6 +195,9 @@ class GflowBackend : public Backend {
   // The number of the gradient bucket that this call reduces, if it reduces one.
   std::optional<uint32_t> gradient_bucket(const Tensors& tensors,
                                           const c10d::AllreduceOptions& opts);
+  // If this call counts how many ranks used each parameter of a model: a bucket of that model. Else
+  // no bucket.
+  uint32_t counts_uses_of(const Tensors& tensors, const c10d::AllreduceOptions& opts);
   // Has autograd call end_of_pass() when the running backward pass ends.
   void await_end_of_pass();
   void end_of_pass();

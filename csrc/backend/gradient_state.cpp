@@ -34,8 +34,8 @@ MetricsSnapshot GflowBackend::metrics() {
   return as_backend_error([&] { return group_->metrics(); });
 }
 
-BucketState GflowBackend::bucket_state(uint32_t number) const {
-  return as_backend_error([&] { return group_->bucket_state(number, timeout_ms()); });
+BucketState GflowBackend::bucket_state(uint32_t number, uint64_t step) const {
+  return as_backend_error([&] { return group_->bucket_state(number, step, timeout_ms()); });
 }
 
 void GflowBackend::load_bucket(uint32_t number, BucketState state) {
@@ -60,6 +60,19 @@ void GflowBackend::set_chosen_method(const std::string& method) {
 
 void GflowBackend::keep_for_undo(bool enabled) {
   as_backend_error([&] { group_->keep_for_undo(enabled, timeout_ms()); });
+}
+
+void GflowBackend::keep_last_step() {
+  as_backend_error([&] { group_->keep_last_step(timeout_ms()); });
+}
+
+void GflowBackend::add_layout(const ModelLayout& layout) {
+  const auto& [parameters, buckets, indices, numels] = layout;
+  as_backend_error([&] {
+    group_->add_layout(parameters, {buckets.data(), buckets.size()},
+                       {indices.data(), indices.size()}, {numels.data(), numels.size()});
+  });
+  buckets_.add_layout(layout);
 }
 
 void GflowBackend::record_step(bool skipped, float factor) {

@@ -67,9 +67,30 @@ std::optional<uint32_t> BucketRegistry::find(const at::Tensor& tensor) {
   const auto [number, layout] = std::pair(found->second.number, found->second.layout);
   // Without the lock: it takes the GIL.
   lock.unlock();
-  if (!submitted_by_reducer(layout, torch::autograd::get_current_graph_task_id()))
-    return std::nullopt;
+  const int pass = torch::autograd::get_current_graph_task_id();
+  if (!submitted_by_reducer(layout, pass)) return std::nullopt;
+  lock.lock();
+  last_ = {pass, number};
   return number;
+}
+
+void BucketRegistry::add_layout(const ModelLayout& layout) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto number : layout.buckets) parameters_[number] = layout.parameters;
+}
+
+uint32_t BucketRegistry::model_whose_uses_are_counted(const at::Tensor& tensor, int pass) {
+  if (!tensor.is_cpu() || tensor.scalar_type() != at::kInt) return kUnnumbered;
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto [last_pass, number] = last_;
+  const auto model = parameters_.find(number);
+  if (last_pass != pass || model == parameters_.end() ||
+      static_cast<size_t>(tensor.numel()) != model->second) {
+    return kUnnumbered;
+  }
+  // Without the lock: it takes the GIL. A hook of the user's may sum such a tensor, too.
+  lock.unlock();
+  return called_by_autograd_itself() ? number : kUnnumbered;
 }
 
 bool BucketRegistry::submitted_by_reducer(uint64_t layout, int pass) {
@@ -116,6 +137,7 @@ void BucketRegistry::remove_dead() {
     if (!entry.second.storage.expired()) return false;
     if (entry.second.number != kUnnumbered) dead_.push_back(entry.second.number);
     by_reducer_.erase(entry.second.layout);
+    parameters_.erase(entry.second.number);
     return true;
   });
 }

@@ -17,6 +17,16 @@
 
 namespace gflow {
 
+// Where the parameters of a model are in its buckets. The lists have an entry for each of those
+// that are in one, in the order of the buckets: the bucket, the index of the parameter, its
+// elements.
+struct ModelLayout {
+  size_t parameters;
+  std::vector<uint32_t> buckets;
+  std::vector<uint32_t> indices;
+  std::vector<uint64_t> numels;
+};
+
 class BucketRegistry {
  public:
   // Stands for a bucket that has no number.
@@ -43,6 +53,14 @@ class BucketRegistry {
   // The number of the bucket, if `tensor` is the whole of a live storage from allocate() and the
   // Reducer itself submits it. Comparing pointers would not do: freed memory is reused.
   std::optional<uint32_t> find(const at::Tensor& tensor);
+
+  // A model whose steps may leave parameters unused.
+  void add_layout(const ModelLayout& layout);
+
+  // A bucket of the model for which this tensor counts how many ranks used each parameter in this
+  // backward pass; kUnnumbered if it is no such tensor. With `find_unused_parameters` the Reducer
+  // sums these counts right after the model's last bucket.
+  uint32_t model_whose_uses_are_counted(const at::Tensor& tensor, int pass);
 
   // Whether no bucket of the same layout comes after this one.
   bool is_last_of_model(uint32_t number);
@@ -82,6 +100,10 @@ class BucketRegistry {
   uint32_t newest_ = kUnnumbered;
   std::atomic<uint64_t> layout_{0};
   std::vector<uint32_t> dead_;
+  // The bucket that the Reducer has submitted last, and the pass.
+  std::pair<int, uint32_t> last_{-1, kUnnumbered};
+  // How many parameters the models have that were added, by the number of each of their buckets.
+  std::unordered_map<uint32_t, size_t> parameters_;
   // Keyed by layout: the last pass checked, and the answer.
   std::unordered_map<uint64_t, std::pair<int, bool>> by_reducer_;
 };

@@ -1,4 +1,7 @@
 // gflow._C: gradient buckets, and what is kept of them between steps.
+#include <limits>
+#include <optional>
+
 #include "python/bindings.h"
 
 namespace gflow {
@@ -35,10 +38,10 @@ rust::Vec<float> to_rust(const at::Tensor& tensor) {
 
 using SavedBucket = std::tuple<uint64_t, at::Tensor, at::Tensor, at::Tensor>;
 
-SavedBucket bucket_state(const BackendPtr& backend, uint32_t number) {
-  const auto state = gflow_backend(backend).bucket_state(number);
-  return {state.step, to_tensor(state.residual), to_tensor(state.velocity),
-          to_tensor(state.sizes)};
+SavedBucket bucket_state(const BackendPtr& backend, uint32_t number, std::optional<uint64_t> step) {
+  const auto newest = std::numeric_limits<uint64_t>::max();
+  const auto state = gflow_backend(backend).bucket_state(number, step.value_or(newest));
+  return {state.step, to_tensor(state.residual), to_tensor(state.velocity), to_tensor(state.sizes)};
 }
 
 void load_bucket(const BackendPtr& backend, uint32_t number, uint64_t step,
@@ -67,6 +70,14 @@ void keep_for_undo(const BackendPtr& backend, bool enabled) {
   gflow_backend(backend).keep_for_undo(enabled);
 }
 
+void keep_last_step(const BackendPtr& backend) { gflow_backend(backend).keep_last_step(); }
+
+void add_layout(const BackendPtr& backend, size_t parameters, std::vector<uint32_t> buckets,
+                std::vector<uint32_t> indices, std::vector<uint64_t> numels) {
+  gflow_backend(backend).add_layout(
+      {parameters, std::move(buckets), std::move(indices), std::move(numels)});
+}
+
 void record_step(const BackendPtr& backend, bool skipped, float factor) {
   gflow_backend(backend).record_step(skipped, factor);
 }
@@ -84,8 +95,10 @@ void bind_gradients(py::module_& module) {
   module.def("shard_of", &shard_of, WithGilReleased(), py::arg("backend"), py::arg("bytes"),
              "The bytes of a bucket that this rank carries to other hosts.");
   module.def("bucket_state", &bucket_state, WithGilReleased(), py::arg("backend"),
-             py::arg("number"), "How often a bucket was exchanged, its residual, its velocity and the sizes of its "
-             "elements.");
+             py::arg("number"), py::arg("step") = py::none(),
+             "How often a bucket was exchanged, its residual, its velocity and the sizes of its "
+             "elements. In a group that has failed: the newest state after at most `step` "
+             "exchanges, all complete, or the state as it is if that is not remembered.");
   module.def("load_bucket", &load_bucket, WithGilReleased(), py::arg("backend"), py::arg("number"),
              py::arg("step"), py::arg("residual"), py::arg("velocity"), py::arg("sizes"),
              "Restores what bucket_state() returned.");
@@ -102,6 +115,12 @@ void bind_gradients(py::module_& module) {
              py::arg("method"), "Continues with what chosen_method() returned.");
   module.def("keep_for_undo", &keep_for_undo, WithGilReleased(), py::arg("backend"),
              py::arg("enabled"), "Whether exchanges can be undone from now on.");
+  module.def("keep_last_step", &keep_last_step, WithGilReleased(), py::arg("backend"),
+             "From now on, the state of the last complete step is known even after a failure.");
+  module.def("add_layout", &add_layout, WithGilReleased(), py::arg("backend"),
+             py::arg("parameters"), py::arg("buckets"), py::arg("indices"), py::arg("numels"),
+             "Where the parameters of a model are, whose steps may leave some unused: for each "
+             "that is in a bucket, in their order, the bucket, its index and its elements.");
   module.def("record_step", &record_step, WithGilReleased(), py::arg("backend"), py::arg("skipped"),
              py::arg("factor"),
              "The optimizer made a step, or skipped it, and scaled the gradients by `factor`.");

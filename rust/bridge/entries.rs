@@ -69,7 +69,12 @@ mod declared {
         // state.rs
         fn forget(self: &Group, buckets: &[u32]) -> Result<()>;
         fn shard_of(self: &Group, bytes: usize) -> Result<ByteRange>;
-        fn bucket_state(self: &Group, number: u32, timeout_ms: u64) -> Result<BucketState>;
+        fn bucket_state(
+            self: &Group,
+            number: u32,
+            step: u64,
+            timeout_ms: u64,
+        ) -> Result<BucketState>;
         fn load_bucket(
             self: &Group,
             number: u32,
@@ -81,6 +86,14 @@ mod declared {
         fn chosen_method(self: &Group, timeout_ms: u64) -> Result<String>;
         fn set_chosen_method(self: &Group, method: &str, timeout_ms: u64) -> Result<()>;
         fn keep_for_undo(self: &Group, enabled: bool, timeout_ms: u64) -> Result<()>;
+        fn add_layout(
+            self: &Group,
+            parameters: usize,
+            buckets: &[u32],
+            indices: &[u32],
+            numels: &[u64],
+        ) -> Result<()>;
+        fn keep_last_step(self: &Group, timeout_ms: u64) -> Result<()>;
         fn record_step(self: &Group, skipped: bool, factor: f32, timeout_ms: u64) -> Result<()>;
 
         // metrics.rs

@@ -4,7 +4,7 @@ use super::group::{Group, read_momentum};
 use super::{milliseconds, types};
 use crate::codec::quantizer::Stepping;
 use crate::error::{Error, Result};
-use crate::gradients::{BucketState, Method};
+use crate::gradients::{BucketState, Method, ModelLayout, Part};
 
 impl Group {
     /// Drops what is kept of buckets that no longer exist.
@@ -23,10 +23,16 @@ impl Group {
         })
     }
 
-    pub(super) fn bucket_state(&self, number: u32, timeout_ms: u64) -> Result<types::BucketState> {
+    /// In a group that has failed: the newest state after at most `step` exchanges.
+    pub(super) fn bucket_state(
+        &self,
+        number: u32,
+        step: u64,
+        timeout_ms: u64,
+    ) -> Result<types::BucketState> {
         self.guard(|| {
             let BucketState { step, residual, velocity, sizes } =
-                self.0.engine.bucket_state(number, milliseconds(timeout_ms))?;
+                self.0.engine.bucket_state(number, step, milliseconds(timeout_ms))?;
             Ok(types::BucketState { step, residual, velocity, sizes })
         })
     }
@@ -82,6 +88,31 @@ impl Group {
 
     pub(super) fn keep_for_undo(&self, enabled: bool, timeout_ms: u64) -> Result<()> {
         self.guard(|| self.0.engine.keep_for_undo(enabled, milliseconds(timeout_ms)))
+    }
+
+    /// Where the parameters of a model are. The slices have an entry for each of those that are in a
+    /// bucket: its bucket, its index, and how many elements it has, in the order of the buckets.
+    pub(super) fn add_layout(
+        &self,
+        parameters: usize,
+        buckets: &[u32],
+        indices: &[u32],
+        numels: &[u64],
+    ) -> Result<()> {
+        self.guard(|| {
+            let mut parts: Vec<Part> = Vec::new();
+            for ((bucket, index), numel) in buckets.iter().zip(indices).zip(numels) {
+                let before = parts.last().filter(|part| part.bucket == *bucket);
+                let start = before.map_or(0, |part| part.elements.end);
+                let elements = start..start + usize::try_from(*numel).unwrap_or(0);
+                parts.push(Part { bucket: *bucket, parameter: *index as usize, elements });
+            }
+            self.0.engine.add_layout(ModelLayout { parameters, parts })
+        })
+    }
+
+    pub(super) fn keep_last_step(&self, timeout_ms: u64) -> Result<()> {
+        self.guard(|| self.0.engine.keep_last_step(milliseconds(timeout_ms)))
     }
 
     pub(super) fn record_step(&self, skipped: bool, factor: f32, timeout_ms: u64) -> Result<()> {

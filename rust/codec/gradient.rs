@@ -65,7 +65,7 @@ impl<'a> Gradient<'a> {
         }
     }
 
-    /// Its elements as f32.
+    /// Its elements as 32-bit floats.
     pub fn widened(&self) -> Vec<f32> {
         match self {
             Gradient::F32(numbers) => numbers.to_vec(),

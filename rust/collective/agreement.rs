@@ -135,6 +135,15 @@ fn agree_on_bucket(headers: &[CallHeader], labels: &Labels) -> Result<Option<Agr
     Ok(Some(AgreedBucket { number: first.bucket, step: first.step, on_all_ranks, stepping }))
 }
 
+/// The first of these ranks that named a bucket in the last agreement.
+pub fn first_with_bucket(fabric: &Fabric, ranks: &[usize]) -> Option<usize> {
+    let names_one = |rank: &usize| {
+        let header = fabric.inbox().get(*rank).map(|message| CallHeader::decode(message));
+        header.is_some_and(|header| header.is_ok_and(|header| header.bucket != 0))
+    };
+    ranks.iter().copied().find(names_one)
+}
+
 /// The tensors that travelled with the calls, by rank. `expected` is the size that each must have.
 pub fn inline_tensors<'a>(
     fabric: &'a Fabric,

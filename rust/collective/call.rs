@@ -121,6 +121,14 @@ pub struct View {
     pub device_slot: u32,
 }
 
+impl View {
+    /// Whether, if its tensor belongs to a gradient bucket, it is not that bucket but counts how many
+    /// ranks used each parameter of the bucket's model.
+    pub fn counts_uses(&self) -> bool {
+        self.kind == CollectiveKind::AllReduce && self.dtype == DataType::I32
+    }
+}
+
 /// The device that the tensors of a call are on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OnDevice {
@@ -137,7 +145,7 @@ pub struct Call {
     /// Whether this rank takes the tensor for a gradient bucket. Ranks may differ: see `agreement`.
     pub gradient: bool,
     /// Number of that bucket, under which its residual is kept; 0 for none: then the tensor is
-    /// exchanged exactly.
+    /// exchanged exactly. If the tensor counts uses of parameters, a bucket of their model.
     pub bucket: u32,
     /// Bytes of tensor data on this rank, for the counters.
     pub bytes: u64,

@@ -63,6 +63,8 @@ struct Link {
     incoming: Option<Incoming>,
     /// Bytes sent so far.
     sent: u64,
+    /// Why nothing more can come, once that is so.
+    broken: Option<String>,
 }
 
 struct Outgoing {
@@ -89,6 +91,7 @@ impl Links {
             header_read: 0,
             incoming: None,
             sent: 0,
+            broken: None,
         };
         Links { links: peers.into_iter().map(|peer| peer.map(link)).collect() }
     }
@@ -127,7 +130,9 @@ impl Links {
         };
         assert!(bytes.len() <= MAX_BYTES, "gflow: a message of {} bytes", bytes.len());
         let link = self.links[host].as_mut().expect("no host sends to itself");
-        link.outgoing.push_back(Outgoing { header, bytes, at: 0 });
+        if link.broken.is_none() {
+            link.outgoing.push_back(Outgoing { header, bytes, at: 0 });
+        }
     }
 
     /// Whether something of this exchange is waiting to be sent.
@@ -136,23 +141,40 @@ impl Links {
         outgoing.any(|message| message.header.exchange.get() == exchange)
     }
 
-    /// Sends and receives what can be moved now. Returns whether anything was.
+    /// Sends and receives what can be moved now. Returns whether anything was. A link that breaks is no
+    /// failure yet: a rank that is done may leave while others still exchange something.
     pub fn take_turn(&mut self, arrived: &mut Vec<Arrived>) -> Result<bool, Failure> {
         let mut has_moved = false;
-        for (host, link) in self.links.iter_mut().enumerate() {
-            let Some(link) = link else { continue };
-            let rank = link.rank;
-            let lost = |error| Failure::Lost { rank, reason: loss_reason(&error) };
-            has_moved |= link.send().map_err(lost)?;
-            has_moved |= link.receive(host, arrived)?;
+        let links = self.links.iter_mut().enumerate();
+        for (host, link) in links.filter_map(|(host, link)| Some((host, link.as_mut()?))) {
+            if link.broken.is_some() {
+                continue;
+            }
+            // What has arrived counts even if the link has broken since.
+            let received = link.receive(host, arrived)?;
+            match received.and_then(|received| Ok(received | link.send()?)) {
+                Ok(moved) => has_moved |= moved,
+                Err(error) => {
+                    link.broken = Some(loss_reason(&error));
+                    link.outgoing.clear();
+                    has_moved = true;
+                }
+            }
         }
         Ok(has_moved)
+    }
+
+    /// The failure to wait for something of a host to which there is no connection any more.
+    pub fn loss_of(&self, host: usize) -> Option<Failure> {
+        let link = self.links.get(host)?.as_ref()?;
+        let reason = link.broken.clone()?;
+        Some(Failure::Lost { rank: link.rank, reason })
     }
 
     /// Sleeps until something can move, `wake` can be read, or `limit` has passed.
     pub fn sleep(&self, wake: BorrowedFd, limit: Duration) {
         let mut waits = vec![PollFd::from_borrowed_fd(wake, PollFlags::IN)];
-        for link in self.links.iter().flatten() {
+        for link in self.links.iter().flatten().filter(|link| link.broken.is_none()) {
             let mut events = PollFlags::IN;
             if !link.outgoing.is_empty() {
                 events |= PollFlags::OUT;
@@ -189,14 +211,21 @@ impl Link {
         Ok(has_moved)
     }
 
-    fn receive(&mut self, host: usize, arrived: &mut Vec<Arrived>) -> Result<bool, Failure> {
+    /// Receives what there is; the outer error is for bytes that cannot be right.
+    fn receive(
+        &mut self,
+        host: usize,
+        arrived: &mut Vec<Arrived>,
+    ) -> Result<std::io::Result<bool>, Failure> {
         let rank = self.rank;
-        let lost = |error| Failure::Lost { rank, reason: loss_reason(&error) };
         let mut taken = 0;
         while taken < TURN_BYTES {
             let Some(incoming) = &mut self.incoming else {
                 let room = &mut self.header[self.header_read..];
-                let read = read_now(&mut *self.stream, room).map_err(lost)?;
+                let read = match read_now(&mut *self.stream, room) {
+                    Ok(read) => read,
+                    Err(error) => return Ok(Err(error)),
+                };
                 self.header_read += read;
                 taken += read;
                 if self.header_read < HEADER_BYTES {
@@ -211,7 +240,10 @@ impl Link {
             let whole = incoming.bytes.len() - incoming.at;
             if whole > 0 {
                 let read = read_now(&mut *self.stream, &mut incoming.bytes[incoming.at..]);
-                let read = read.map_err(lost)?;
+                let read = match read {
+                    Ok(read) => read,
+                    Err(error) => return Ok(Err(error)),
+                };
                 incoming.at += read;
                 taken += read;
                 if read < whole {
@@ -222,7 +254,7 @@ impl Link {
                 arrived.push(Arrived { host, label, bytes });
             }
         }
-        Ok(taken > 0)
+        Ok(Ok(taken > 0))
     }
 }
 

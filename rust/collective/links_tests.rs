@@ -68,11 +68,22 @@ fn messages_of_every_size_arrive_at_all_hosts_in_order() {
 }
 
 #[test]
-fn a_host_that_is_gone_is_named_by_its_rank() {
+fn what_a_host_sent_before_it_left_arrives_and_then_it_is_named_by_its_rank() {
     let mut links = connected(3);
+    let label = Label { exchange: 7, part: 1 };
+    links[1].send(0, label, Arc::new(vec![5; 1000]));
+    links[1].take_turn(&mut Vec::new()).unwrap();
     links.remove(1);
-    let outcome = links[0].take_turn(&mut Vec::new());
-    assert!(matches!(outcome, Err(Failure::Lost { rank: 1, .. })), "{outcome:?}");
+    let mut arrived = Vec::new();
+    assert_eq!(links[0].take_turn(&mut arrived), Ok(true));
+    assert_eq!(arrived, [Arrived { host: 1, label, bytes: vec![5; 1000] }]);
+    let loss = links[0].loss_of(1);
+    assert!(matches!(loss, Some(Failure::Lost { rank: 1, .. })), "{loss:?}");
+    // The others are still there, and nothing waits for the one that has left.
+    assert_eq!(links[0].loss_of(2), None);
+    links[0].send(1, label, Arc::new(vec![5; 1000]));
+    assert_eq!(links[0].take_turn(&mut arrived), Ok(false));
+    assert!(!links[0].is_sending(7));
 }
 
 proptest! {

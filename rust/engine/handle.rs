@@ -20,7 +20,7 @@ use crate::observe::threads;
 use crate::transport::interrupt::Interrupt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 pub struct Engine {
@@ -184,6 +184,21 @@ impl Engine {
         // If the group failed meanwhile, its exchanges were aborted, and what was read is worthless.
         self.check_usable()?;
         Ok(outcome)
+    }
+
+    /// Reads the state of the gradients in a group that has failed, as soon as nothing runs any more.
+    /// `None` in any other group.
+    pub fn with_gradients_after_failure<T>(
+        &self,
+        action: impl FnOnce(&Gradients) -> T,
+    ) -> Result<Option<T>> {
+        self.refuse_forks()?;
+        // A group that was closed has failed only in name, and its user is done with it.
+        if !self.shared.has_failed() || self.closed.load(Ordering::Acquire) {
+            return Ok(None);
+        }
+        // What ran when it failed has been interrupted.
+        Ok(Some(action(&self.shared.core().gradients)))
     }
 
     /// These buckets are gone: their state is dropped.

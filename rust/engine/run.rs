@@ -5,7 +5,9 @@ use super::failure::{LOSS_LIMIT, blame};
 use super::operation::Operation;
 use super::queue::Job;
 use super::shared::{GradientTicket, Gradients, GroupCore, Shared};
-use crate::collective::agreement::{Agreed, AgreedBucket, TensorInfo, agree, inline_tensors};
+use crate::collective::agreement::{
+    Agreed, AgreedBucket, TensorInfo, agree, first_with_bucket, inline_tensors,
+};
 use crate::collective::call::{Call, CollectiveKind};
 use crate::collective::info::CollectiveInfo;
 use crate::collective::plan::{Plan, tensors_in_arenas};
@@ -52,6 +54,25 @@ enum Ready {
     Device(Memory, Arc<Interrupt>),
     /// By the inner backend.
     Inner(Arc<Interrupt>),
+}
+
+/// Parameters of the model with this bucket that no rank used.
+struct Unused {
+    bucket: u32,
+    /// Whether this rank keeps what was delivered for them in its shard.
+    keeps_sum: bool,
+}
+
+impl Unused {
+    /// Takes back what was delivered for them. `memory` has the counts of uses, of all ranks together.
+    fn take_back(&self, gradients: &mut Gradients, memory: &Memory) {
+        // SAFETY: the counts belong to the operation until that is complete; nothing writes them now.
+        let counts =
+            memory.outputs.iter().flat_map(|span| unsafe { span.as_slice() }.as_chunks().0);
+        let used: Vec<i32> = counts.map(|count| i32::from_ne_bytes(*count)).collect();
+        // SAFETY: the Reducer of this model has submitted the counts and waits for them.
+        unsafe { gradients.take_back_unused(self.bucket, &used, self.keeps_sum) };
+    }
 }
 
 impl<'a> Run<'a> {
@@ -145,7 +166,8 @@ impl<'a> Run<'a> {
         let call = &job.info.call;
         let fits = plan.bytes(memory) <= fabric.inline_bytes();
         let inline = plan.inline_tensor(memory, fabric.rank());
-        let tensor = if fits && !(compresses && call.bucket != 0) {
+        let counts_uses = call.view.counts_uses();
+        let tensor = if fits && !(compresses && call.bucket != 0 && !counts_uses) {
             // SAFETY: the tensor belongs to the operation until that is complete; nothing writes it now.
             TensorInfo { bytes: unsafe { inline.as_slice() }, ..TensorInfo::default() }
         } else {
@@ -154,7 +176,9 @@ impl<'a> Run<'a> {
         };
         let start = Instant::now();
         let agreed = self.agree(&job.info, tensor, deadline)?;
-        if let Some(bucket) = agreed.bucket.filter(|_| compresses) {
+        let unused = agreed.bucket.filter(|_| compresses && counts_uses);
+        let unused = unused.map(|bucket| self.find_unused(bucket, &job.info));
+        if let Some(bucket) = agreed.bucket.filter(|_| compresses && !counts_uses) {
             let GroupCore { fabric, gradients, .. } = &mut *self.core;
             gradients.counters().add_seconds(Stage::Agree, start.elapsed().as_secs_f64());
             let view = &job.info.call.view;
@@ -169,7 +193,7 @@ impl<'a> Run<'a> {
             let tensor = Tensor { span, element, placement, info };
             return self.exchange_gradient(bucket, tensor, ticket);
         }
-        if let Some(bucket) = agreed.bucket {
+        if let Some(bucket) = agreed.bucket.filter(|_| !counts_uses) {
             self.core.log_exact_bucket(bucket.number);
         }
         if fits {
@@ -182,9 +206,22 @@ impl<'a> Run<'a> {
             plan.carry_out(&mut self.core.fabric, memory, &agreed, deadline)
                 .map_err(|failure| shared.explain(failure, &job.info))?;
         }
+        if let Some(unused) = unused.flatten() {
+            unused.take_back(&mut self.core.gradients, memory);
+        }
         let outcome = job.operation.finish();
         self.record_outcome(&job.info, job.operation, agreed.gradient, outcome);
         Ok(())
+    }
+
+    /// What this rank has to do when it is known which parameters of the model with this bucket no rank
+    /// used. A rank that is not in the backward pass has nothing to take back.
+    fn find_unused(&self, bucket: AgreedBucket, info: &CollectiveInfo) -> Option<Unused> {
+        let fabric = &self.core.fabric;
+        let topology = fabric.topology();
+        let keeps_sum = topology.is_carrier()
+            && first_with_bucket(fabric, &topology.carriers_of_own_shard()) == Some(fabric.rank());
+        (info.call.bucket != 0).then_some(Unused { bucket: bucket.number, keeps_sum })
     }
 
     /// Carries out a collective on a device: by the engine if it is a gradient, otherwise by the inner

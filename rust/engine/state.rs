@@ -2,21 +2,45 @@
 //! collective submitted so far.
 
 use super::handle::Engine;
+use super::shared::Gradients;
 use crate::codec::Momentum;
 use crate::codec::quantizer::Stepping;
-use crate::cuda::Fault;
+use crate::cuda::{self, Fault};
 use crate::error::{Error, Result};
-use crate::gradients::{BucketState, Method};
+use crate::gradients::{BucketState, Method, ModelLayout};
 use std::time::Duration;
+
+/// How long a state is waited for on a device of a group that has failed: it may never come.
+const FAILED_DEVICE_LIMIT: Duration = Duration::from_secs(2);
 
 impl Engine {
     /// The state of a bucket. If it is on a device, waits for the device and checks the peers meanwhile.
-    pub fn bucket_state(&self, number: u32, limit: Duration) -> Result<BucketState> {
+    /// In a group that has failed: the newest state after at most `step` exchanges, all complete, or the
+    /// state as it is if that is not remembered.
+    pub fn bucket_state(&self, number: u32, step: u64, limit: Duration) -> Result<BucketState> {
+        let error = match self.state_between_steps(number, limit) {
+            Err(error) => error,
+            Ok(state) => {
+                let doing = "saving what is kept of a bucket";
+                return state.map_err(|fault| self.device_error(doing, fault));
+            }
+        };
+        let limit = limit.min(FAILED_DEVICE_LIMIT);
+        let state = self
+            .with_gradients_after_failure(|gradients| gradients.state_until(number, step, limit))?;
+        // Why the group failed is worth more than what its device says since.
+        state.and_then(cuda::Result::ok).ok_or(error)
+    }
+
+    fn state_between_steps(
+        &self,
+        number: u32,
+        limit: Duration,
+    ) -> Result<cuda::Result<BucketState>> {
         self.fence(limit)?;
         // Before locking the core: while it is locked, the watchdog cannot check the peers.
         self.shared.devices.watchdog.wait_idle(limit);
-        self.with_gradients(limit, |gradients| gradients.state_of(number, limit))?
-            .map_err(|fault| self.device_error("saving what is kept of a bucket", fault))
+        self.with_gradients(limit, |gradients| gradients.state_of(number, limit))
     }
 
     /// Replaces the state of a bucket by one that was saved.
@@ -58,6 +82,18 @@ impl Engine {
     /// Whether exchanges can be undone from now on.
     pub fn keep_for_undo(&self, enabled: bool, limit: Duration) -> Result<()> {
         self.with_gradients(limit, |gradients| gradients.keep_for_undo(enabled))
+    }
+
+    /// Where the parameters of a model are whose steps may leave some unused.
+    pub fn add_layout(&self, layout: ModelLayout) -> Result<()> {
+        self.check_usable()?;
+        self.shared.core().gradients.add_layout(layout);
+        Ok(())
+    }
+
+    /// From now on, the state of the last complete step is known even after a failure.
+    pub fn keep_last_step(&self, limit: Duration) -> Result<()> {
+        self.with_gradients(limit, Gradients::keep_last_step)
     }
 
     /// The optimizer has made a step, or `skipped` it, and changed the gradients' unit by `factor`.

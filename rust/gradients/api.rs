@@ -11,6 +11,7 @@ use super::method::Method;
 use super::notice::Notice;
 use super::ring_route::RingRoute;
 use super::two_legs::{LinkRoute, TwoLegs};
+use super::unused::ModelLayout;
 use crate::codec::Momentum;
 use crate::codec::quantizer::Stepping;
 use crate::collective::agreement::AgreedBucket;
@@ -129,6 +130,21 @@ impl<T> Gradients<T> {
         self.exchanger.momentum = momentum;
     }
 
+    /// Where the parameters of a model are whose steps may leave some unused.
+    pub fn add_layout(&mut self, layout: ModelLayout) {
+        self.exchanger.store.add_layout(layout);
+    }
+
+    /// Takes back what was delivered for parameters that no rank used, of the model with this bucket.
+    /// `used` counts the ranks that used each parameter. One of the hosts that carry a shard `keeps_sum`.
+    ///
+    /// # Safety
+    /// The model's Reducer waits for these counts: it does not touch what it takes for unused meanwhile.
+    pub unsafe fn take_back_unused(&mut self, bucket: u32, used: &[i32], keeps_sum: bool) {
+        // SAFETY: as the caller guarantees.
+        unsafe { self.exchanger.store.take_back_unused(bucket, used, keeps_sum) };
+    }
+
     /// Drops the state of buckets that are gone.
     pub fn forget(&mut self, buckets: &[u32]) {
         self.exchanger.store.forget(buckets);
@@ -140,10 +156,27 @@ impl<T> Gradients<T> {
         self.exchanger.store.keep_for_undo(is_wanted);
     }
 
+    /// From now on, the state of the last complete step is known even after a failure. It takes as much
+    /// memory as there is state.
+    pub fn keep_last_step(&mut self) {
+        self.exchanger.store.keep_last_step();
+    }
+
     /// The training job has decided about the gradients exchanged since the last call, and changed their
     /// unit by `factor`. If it `skipped` the step, they were not used, so their exchanges are undone.
     pub fn record_step(&mut self, skipped: bool, factor: f32) -> cuda::Result<()> {
         self.exchanger.store.record_step(skipped, factor)
+    }
+
+    /// For a group that has failed: the newest state of a bucket after at most `step` exchanges, all
+    /// complete. If that is not remembered, the state as it is.
+    pub fn state_until(
+        &self,
+        bucket: u32,
+        step: u64,
+        limit: Duration,
+    ) -> cuda::Result<BucketState> {
+        self.exchanger.store.state_until(bucket, step, limit)
     }
 
     /// The state of a bucket; empty if it was never exchanged. May wait for a device.

@@ -5,6 +5,7 @@
 use super::config::Treatment;
 use super::sizes_buffer::SizesBuffer;
 use super::state_buffer::{Location, StateBuffer};
+use super::unused::Delivered;
 use crate::codec::Momentum;
 use crate::cuda;
 use crate::simd::half_precision::BF16;
@@ -14,8 +15,12 @@ use std::time::Duration;
 
 #[derive(Debug, Default)]
 pub struct Bucket {
-    /// How often it was exchanged.
+    /// How often it was exchanged, with the exchange under way.
     pub step: u64,
+    /// How many of these exchanges are complete.
+    completed: u64,
+    /// Whether an exchange has begun to change its state and is not complete.
+    is_changing: bool,
     /// The part of past gradients not sent yet; empty until the first step that does not send everything.
     pub residual: StateBuffer,
     /// Empty until there is momentum.
@@ -23,6 +28,8 @@ pub struct Bucket {
     /// How large each element usually is; empty until a quantiser needs it.
     pub sizes: SizesBuffer,
     backup: Backup,
+    /// What the last exchange delivered, unless that was exact.
+    pub delivered: Option<Delivered>,
     /// How it was exchanged last, to log changes only.
     treated: Option<Treatment>,
 }
@@ -45,11 +52,23 @@ pub struct HostBuffers<'a> {
     pub sizes: &'a mut Arc<Vec<u16>>,
 }
 
+/// Which states a bucket remembers, to go back to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Remembered {
+    None,
+    /// The state before the last exchange.
+    LastExchange,
+    /// The state before all exchanges since [`Bucket::commit`].
+    LastCommit,
+}
+
 /// The state before the exchanges that may have to be undone.
 #[derive(Debug, Default)]
 struct Backup {
     /// Whether there is anything to undo. If not, this is only memory to reuse.
     is_valid: bool,
+    /// How many exchanges were complete.
+    completed: u64,
     residual: StateBuffer,
     velocity: StateBuffer,
     sizes: SizesBuffer,
@@ -72,9 +91,33 @@ pub struct Needed<'a> {
 impl Bucket {
     /// Its state in host memory. Waits for the device if the state is there.
     pub fn state(&self, limit: Duration) -> cuda::Result<BucketState> {
-        let (residual, velocity) = (self.residual.to_host(limit)?, self.velocity.to_host(limit)?);
-        let sizes = self.sizes.to_host(limit)?.into_iter().map(|size| BF16(size).widen()).collect();
-        Ok(BucketState { step: self.step, residual, velocity, sizes })
+        let Bucket { step, residual, velocity, sizes, .. } = self;
+        copy_state(*step, residual, velocity, sizes, limit)
+    }
+
+    /// Its newest state after at most `step` exchanges, all complete; if it does not remember that, the
+    /// state as it is.
+    pub fn state_until(
+        &self,
+        step: u64,
+        remembered: Remembered,
+        limit: Duration,
+    ) -> cuda::Result<BucketState> {
+        // Exchanges that were not committed are part of a step that is not complete.
+        let is_uncommitted = remembered == Remembered::LastCommit && self.backup.is_valid;
+        let is_wanted = self.completed <= step && !self.is_changing && !is_uncommitted;
+        if !is_wanted && remembered != Remembered::None && self.backup.is_valid {
+            let Backup { completed, residual, velocity, sizes, .. } = &self.backup;
+            return copy_state(*completed, residual, velocity, sizes, limit);
+        }
+        let step = if self.is_changing { self.step } else { self.completed };
+        copy_state(step, &self.residual, &self.velocity, &self.sizes, limit)
+    }
+
+    /// Whether it holds more than `step` complete exchanges, and does not remember what was before.
+    pub fn is_beyond(&self, step: u64, remembered: Remembered) -> bool {
+        let remembers = remembered != Remembered::None && self.backup.is_valid;
+        (self.is_changing || self.completed > step) && !remembers
     }
 
     /// Whether it was compressed when it was exchanged last.
@@ -126,16 +169,29 @@ impl Bucket {
         Ok(())
     }
 
-    /// Remembers its state before an exchange, unless it still remembers the state before an earlier
-    /// exchange that may have to be undone too.
-    pub fn back_up(&mut self) -> cuda::Result<()> {
-        if !self.backup.is_valid {
+    /// An exchange changes its state from now on. Remembers the state before, unless it still remembers
+    /// the state before an earlier exchange that may have to be undone too.
+    pub fn begin_change(&mut self, remembered: Remembered) -> cuda::Result<()> {
+        let is_due = match remembered {
+            Remembered::None => false,
+            Remembered::LastExchange => true,
+            Remembered::LastCommit => !self.backup.is_valid,
+        };
+        if is_due {
             self.backup.residual.copy_from(&self.residual)?;
             self.backup.velocity.copy_from(&self.velocity)?;
             self.backup.sizes.copy_from(&self.sizes)?;
+            self.backup.completed = self.completed;
             self.backup.is_valid = true;
         }
+        self.is_changing = true;
         Ok(())
+    }
+
+    /// The exchange is complete, and with it `step` exchanges.
+    pub fn end_change(&mut self, step: u64) {
+        self.completed = step;
+        self.is_changing = false;
     }
 
     /// Goes back to the state before the exchanges since [`Bucket::commit`].
@@ -152,7 +208,7 @@ impl Bucket {
         self.backup.is_valid = false;
     }
 
-    /// Frees the memory that [`Bucket::back_up`] needs.
+    /// Frees the memory that [`Bucket::begin_change`] needs.
     pub fn drop_backup(&mut self) {
         self.backup = Backup::default();
     }
@@ -171,8 +227,20 @@ impl From<BucketState> for Bucket {
         let (residual, velocity) = (StateBuffer::Host(residual), StateBuffer::Host(velocity));
         let sizes = sizes.into_iter().map(|size| BF16::narrow(size).0).collect();
         let sizes = SizesBuffer::Host(Arc::new(sizes));
-        Bucket { step, residual, velocity, sizes, ..Bucket::default() }
+        Bucket { step, completed: step, residual, velocity, sizes, ..Bucket::default() }
     }
+}
+
+fn copy_state(
+    step: u64,
+    residual: &StateBuffer,
+    velocity: &StateBuffer,
+    sizes: &SizesBuffer,
+    limit: Duration,
+) -> cuda::Result<BucketState> {
+    let (residual, velocity) = (residual.to_host(limit)?, velocity.to_host(limit)?);
+    let sizes = sizes.to_host(limit)?.into_iter().map(|size| BF16(size).widen()).collect();
+    Ok(BucketState { step, residual, velocity, sizes })
 }
 
 #[cfg(test)]
@@ -197,7 +265,7 @@ mod tests {
     fn all_exchanges_since_the_last_step_can_be_undone() {
         let mut bucket = bucket(1.0);
         for value in [7.0, 8.0] {
-            bucket.back_up().unwrap();
+            bucket.begin_change(Remembered::LastCommit).unwrap();
             fill(&mut bucket, value);
         }
         bucket.undo();
@@ -210,11 +278,66 @@ mod tests {
     #[test]
     fn what_was_used_is_not_undone() {
         let mut bucket = bucket(1.0);
-        bucket.back_up().unwrap();
+        bucket.begin_change(Remembered::LastCommit).unwrap();
         fill(&mut bucket, 7.0);
         bucket.commit();
         bucket.undo();
         assert_eq!(bucket.residual.as_host_mut().unwrap(), [7.0; 3]);
+    }
+
+    /// The step and the first value of the state after at most `step` exchanges.
+    fn until(bucket: &Bucket, step: u64, remembered: Remembered) -> (u64, f32) {
+        let state = bucket.state_until(step, remembered, LIMIT).unwrap();
+        (state.step, state.residual[0])
+    }
+
+    /// Exchanges a bucket, which leaves `value`; without the last stage if it is torn.
+    fn exchange(bucket: &mut Bucket, value: f32, remembered: Remembered, is_torn: bool) {
+        bucket.step += 1;
+        bucket.begin_change(remembered).unwrap();
+        fill(bucket, value);
+        if !is_torn {
+            bucket.end_change(bucket.step);
+        }
+    }
+
+    #[test]
+    fn the_state_before_an_exchange_is_there_during_and_after_it() {
+        let remembered = Remembered::LastExchange;
+        let mut bucket = bucket(1.0);
+        exchange(&mut bucket, 2.0, remembered, false);
+        assert_eq!(until(&bucket, u64::MAX, remembered), (1, 2.0));
+        assert_eq!(until(&bucket, 0, remembered), (0, 1.0));
+        exchange(&mut bucket, 3.0, remembered, true);
+        assert_eq!(until(&bucket, u64::MAX, remembered), (1, 2.0));
+    }
+
+    #[test]
+    fn a_bucket_that_waits_for_its_exchange_has_the_state_of_the_last() {
+        let mut bucket = bucket(1.0);
+        exchange(&mut bucket, 2.0, Remembered::LastExchange, false);
+        bucket.step += 1;
+        assert_eq!(until(&bucket, u64::MAX, Remembered::LastExchange), (1, 2.0));
+    }
+
+    #[test]
+    fn exchanges_since_the_last_commit_are_no_complete_step() {
+        let remembered = Remembered::LastCommit;
+        let mut bucket = bucket(1.0);
+        for value in [2.0, 3.0] {
+            exchange(&mut bucket, value, remembered, false);
+            assert_eq!(until(&bucket, u64::MAX, remembered), (0, 1.0));
+        }
+        bucket.commit();
+        assert_eq!(until(&bucket, u64::MAX, remembered), (2, 3.0));
+    }
+
+    #[test]
+    fn what_is_not_remembered_is_given_as_it_is() {
+        let mut bucket = bucket(1.0);
+        exchange(&mut bucket, 2.0, Remembered::None, true);
+        assert_eq!(until(&bucket, 0, Remembered::None), (1, 2.0));
+        assert!(bucket.is_beyond(u64::MAX, Remembered::None));
     }
 
     #[test]

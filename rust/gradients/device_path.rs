@@ -133,7 +133,7 @@ impl DevicePath {
                 let deadline = context.deadline;
                 context.fabric.poll_until(deadline, || event.is_complete().map_err(failed))?;
             }
-            let (limit, can_undo) = (context.time_left(), context.store.can_undo());
+            let (limit, remembered) = (context.time_left(), context.store.remembered());
             let bucket = context.store.entry(number);
             let needed = Needed {
                 elements: shard.elements(),
@@ -144,9 +144,7 @@ impl DevicePath {
                 limit,
             };
             bucket.make_room(&needed).map_err(failed)?;
-            if can_undo {
-                bucket.back_up().map_err(failed)?;
-            }
+            bucket.begin_change(remembered).map_err(failed)?;
         }
         Ok(())
     }

@@ -143,10 +143,16 @@ impl Exchanger {
         let rank = fabric.rank();
         let follows_sizes = self.config.as_ref().is_some_and(CompressionConfig::follows_sizes);
         let (path, mut context) = self.path_for(fabric, tensor.device_slot(), deadline)?;
-        context.store.entry(bucket.number).step = bucket.step + 1;
         let start = Instant::now();
         path.reduce_within(&mut context, tensor)?;
         let within_host = start.elapsed();
+        // Even if nothing is kept of it: an exchange may have to be told from a step before it.
+        let remembered = context.store.remembered();
+        let kept = context.store.entry(bucket.number);
+        kept.begin_change(remembered)
+            .map_err(|fault| ExchangeFailure::Device { rank, reason: fault.0 })?;
+        kept.step = bucket.step + 1;
+        kept.delivered = None;
         if let (Some(shard), Some(momentum)) = (shard, momentum) {
             let needed = Needed {
                 elements: shard.bytes / tensor.element.bytes(),
@@ -156,10 +162,8 @@ impl Exchanger {
                 location: &path.location(),
                 limit: context.time_left(),
             };
-            let can_undo = context.store.can_undo();
             let kept = context.store.entry(bucket.number);
             kept.make_room(&needed)
-                .and_then(|()| if can_undo { kept.back_up() } else { Ok(()) })
                 .map_err(|fault| ExchangeFailure::Device { rank, reason: fault.0 })?;
             path.add_velocity(shard, tensor.element, &mut kept.velocity, momentum)?;
         }
@@ -183,6 +187,7 @@ impl Exchanger {
         let start = Instant::now();
         path.distribute_within(&mut context, tensor)?;
         let within_host = within_host + start.elapsed();
+        context.store.entry(bucket.number).end_change(bucket.step + 1);
         self.auto.buckets.insert(bucket.number, metered(shard, tensor.element, within_host));
         self.counters.record(BucketExchange {
             method: "exact",
@@ -249,7 +254,8 @@ impl Exchanger {
     ) -> Result<(), ExchangeFailure> {
         let (Some(config), Some(first)) = (self.config, buckets.first()) else { return Ok(()) };
         let (coding, device_slot) = (first.coding, first.tensor.device_slot());
-        let plan = ExchangePlan { config: &config, momentum: self.momentum, coding };
+        let momentum = self.momentum;
+        let plan = ExchangePlan { config: &config, momentum, coding };
         let (path, mut context) = self.path_for(fabric, device_slot, deadline)?;
         let sent = path.receive(&mut context, buckets, plan)?;
         count(context.counters, buckets, sent);
@@ -257,6 +263,9 @@ impl Exchanger {
             let start = Instant::now();
             path.distribute_within(&mut context, &bucket.tensor)?;
             bucket.within_host += start.elapsed();
+            let kept = context.store.entry(bucket.agreed.number);
+            kept.end_change(bucket.agreed.step + 1);
+            kept.delivered = bucket.delivered(momentum);
         }
         for FusedBucket { agreed, tensor, within_host, shard, .. } in buckets.iter() {
             let span = shard.as_ref().map(|shard| shard.span);

@@ -2,7 +2,8 @@
 //! and the shard of it that this rank carries.
 
 use super::shard::Shard;
-use crate::codec::Coding;
+use super::unused::Delivered;
+use crate::codec::{Coding, Momentum};
 use crate::collective::agreement::AgreedBucket;
 use crate::collective::info::CollectiveInfo;
 use crate::collective::span::Span;
@@ -22,6 +23,20 @@ pub struct FusedBucket {
     pub within_host: Duration,
     /// The shard that this rank carries to the other hosts, if it carries one.
     pub shard: Option<Shard>,
+}
+
+impl FusedBucket {
+    /// What its exchange has delivered, if that is in host memory.
+    pub fn delivered(&self, momentum: Option<Momentum>) -> Option<Delivered> {
+        let Tensor { span, element, .. } = self.tensor;
+        let shard = self.shard.as_ref().map_or(0..0, |shard| {
+            let start = shard.span.address as usize - span.address as usize;
+            start / element.bytes()..(start + shard.span.bytes) / element.bytes()
+        });
+        let is_on_host = self.tensor.device_slot() == 0;
+        let coding = self.coding;
+        is_on_host.then_some(Delivered { span, element, shard, coding, momentum })
+    }
 }
 
 /// The tensor of a bucket, and the collective that it belongs to.

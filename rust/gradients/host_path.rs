@@ -201,14 +201,12 @@ impl HostPath {
         shards: &mut [CarriedShard],
         momentum: Option<Momentum>,
     ) -> Result<(), ExchangeFailure> {
-        let (limit, can_undo) = (context.time_left(), context.store.can_undo());
+        let (limit, remembered) = (context.time_left(), context.store.remembered());
         let ExchangeContext { store, counters, .. } = context;
         counters.time(Stage::Accumulate, || {
             for CarriedShard { number, shard, .. } in shards {
                 let bucket = store.entry(*number);
-                if can_undo {
-                    bucket.back_up().map_err(moved_from_device)?;
-                }
+                bucket.begin_change(remembered).map_err(moved_from_device)?;
                 let needed = Needed {
                     elements: shard.elements(),
                     residual: true,
@@ -233,15 +231,13 @@ impl HostPath {
         quantizer: Quantizer,
     ) -> Result<(), ExchangeFailure> {
         let HostPath { two_legs: Some(two_legs), .. } = self else { return Ok(()) };
-        let (limit, can_undo) = (context.time_left(), context.store.can_undo());
+        let (limit, remembered) = (context.time_left(), context.store.remembered());
         let ExchangeContext { store, counters, deadline, .. } = context;
         let mut sending = two_legs.start(quantizer, *deadline);
         counters.time(Stage::Pack, || {
             for CarriedShard { index, number, shard, .. } in shards.iter_mut() {
                 let bucket = store.entry(*number);
-                if can_undo {
-                    bucket.back_up().map_err(moved_from_device)?;
-                }
+                bucket.begin_change(remembered).map_err(moved_from_device)?;
                 let needed = Needed {
                     elements: shard.elements(),
                     residual: true,

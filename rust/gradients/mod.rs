@@ -23,6 +23,7 @@
 //! | `device_path`, `devices`, `bootstrap` | the stages on a device, its queue, and its NCCL communicators |
 //! | `fused_bucket`, `failure` | a bucket during one exchange, and why that failed |
 //! | `bucket`, `state_buffer`, `sizes_buffer`, `store` | what is kept of a bucket from step to step |
+//! | `unused` | what was delivered for parameters that no rank used, and is taken back |
 //!
 //! Everything happens in the order of the program, which is the same on every rank. Only an exchange that
 //! all ranks have agreed on changes the state of a bucket.
@@ -55,6 +56,7 @@ mod sizes_buffer;
 mod state_buffer;
 mod store;
 mod two_legs;
+mod unused;
 
 pub use api::Gradients;
 pub use bucket::BucketState;
@@ -67,3 +69,4 @@ pub use method::{MaxNoise, Method};
 pub use notice::Notice;
 #[cfg(test)]
 pub use parcel::FULL_ELEMENTS;
+pub use unused::{ModelLayout, Part};

@@ -1,6 +1,7 @@
 //! The state of all buckets, which has to survive from step to step, by bucket number.
 
-use super::bucket::{Bucket, BucketState};
+use super::bucket::{Bucket, BucketState, HostBuffers, Remembered};
+use super::unused::{Kept, ModelLayout};
 use crate::cuda;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,6 +11,10 @@ pub struct BucketStore {
     buckets: BTreeMap<u32, Bucket>,
     /// Whether the exchanges of a step that the training job skips have to be undone.
     can_undo: bool,
+    /// Whether the state before the last exchange has to be known if the group fails.
+    keeps_last_step: bool,
+    /// Of models whose steps may leave parameters unused.
+    layouts: Vec<ModelLayout>,
 }
 
 impl BucketStore {
@@ -31,11 +36,48 @@ impl BucketStore {
     pub fn forget(&mut self, numbers: &[u32]) {
         for number in numbers {
             self.buckets.remove(number);
+            self.layouts.retain(|layout| !layout.has_bucket(*number));
         }
     }
 
-    pub fn can_undo(&self) -> bool {
-        self.can_undo
+    /// Where the parameters of a model are whose steps may leave some unused.
+    pub fn add_layout(&mut self, layout: ModelLayout) {
+        self.layouts.push(layout);
+    }
+
+    /// Takes back what was delivered for parameters that no rank used, of the model with this bucket.
+    /// `used` counts the ranks that used each parameter. Only on one host of those that carry a shard it
+    /// `keeps_sum`.
+    ///
+    /// # Safety
+    /// The model's Reducer waits for these counts: it does not touch what it takes for unused meanwhile.
+    pub unsafe fn take_back_unused(&mut self, bucket: u32, used: &[i32], keeps_sum: bool) {
+        let BucketStore { buckets, layouts, .. } = self;
+        let Some(layout) = layouts.iter().find(|layout| layout.has_bucket(bucket)) else { return };
+        for part in layout.unused(used) {
+            let Some(bucket) = buckets.get_mut(&part.bucket) else { continue };
+            let Some(delivered) = bucket.delivered.clone() else { continue };
+            let Some(HostBuffers { residual, velocity, .. }) = bucket.as_host_mut() else {
+                continue;
+            };
+            // SAFETY: the Reducer has this bucket; the caller vouches for the rest.
+            unsafe { delivered.take_back(Kept { residual, velocity }, &part.elements, keeps_sum) };
+        }
+    }
+
+    /// What each bucket has to remember before it is exchanged.
+    pub fn remembered(&self) -> Remembered {
+        match (self.can_undo, self.keeps_last_step) {
+            (true, _) => Remembered::LastCommit,
+            (false, true) => Remembered::LastExchange,
+            (false, false) => Remembered::None,
+        }
+    }
+
+    /// From now on, the state of the last complete step is known even after a failure. It takes as much
+    /// memory as there is state.
+    pub fn keep_last_step(&mut self) {
+        self.keeps_last_step = true;
     }
 
     /// Whether exchanges can be undone from now on. It takes as much memory as there is state.
@@ -57,6 +99,24 @@ impl BucketStore {
             }
         }
         Ok(())
+    }
+
+    /// For a group that has failed: the newest state of a bucket after at most `step` exchanges, all
+    /// complete. If that is not remembered, the state as it is.
+    pub fn state_until(
+        &self,
+        number: u32,
+        step: u64,
+        limit: Duration,
+    ) -> cuda::Result<BucketState> {
+        let Some(bucket) = self.get(number) else { return Ok(BucketState::default()) };
+        if bucket.is_beyond(step, self.remembered()) {
+            log::warn!(
+                "what is kept of bucket {number} is what the failed step has left of it; with \
+                 keep_last_step=\"on\" it would be that of the last complete step"
+            );
+        }
+        bucket.state_until(step, self.remembered(), limit)
     }
 
     /// The state of a bucket; empty if it was never exchanged. May wait for a device.

@@ -25,6 +25,9 @@ CHUNK = 64
 DENSITY = 0.1
 WARMUP = 2
 
+# One of each family of codecs. Ternary is quinary as long as the optimizer is unknown.
+METHODS = ("chunks", "int8", "int3", "ternary", "fp16")
+
 
 @dataclass(frozen=True)
 class Chosen:

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gflow
 from tests.compression.jobs import (
+    METHODS,
     SIZES,
     SMALL_BUCKETS,
     Chosen,
@@ -244,35 +245,67 @@ def alternate(rank: int, world: int, same: bool, bucket_view: bool) -> Any:
 
 
 @pytest.mark.parametrize("bucket_view", [False, True], ids=["plain", "bucket_view"])
+@pytest.mark.parametrize("same", [True, False], ids=["same_on_all", "different"])
 @pytest.mark.parametrize(
-    "same",
-    [
-        pytest.param(
-            True,
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="DDP throws away what comes for a parameter that no rank used in a step, "
-                "and says which those are only after the buckets were exchanged",
-            ),
-        ),
-        False,
-    ],
-    ids=["same_on_all", "different"],
+    ("where", "method"),
+    [("ab", "chunks"), ("aabb", "chunks"), ("abc", "int8"), ("aab", "int8"), ("ab", "fp16")],
 )
 def test_nothing_is_lost_when_layers_are_used_in_turns(
-    compressing: Callable[..., Team], same: bool, bucket_view: bool
+    compressing: Callable[..., Team], where: str, method: str, same: bool, bucket_view: bool
 ) -> None:
-    records = compressing(2, density=0.4).run(alternate, same, bucket_view)
-    assert same_bits(records[0].delivered, records[1].delivered)
+    team = compressing(where, density=0.4, method=method)
+    records = team.run(alternate, same, bucket_view)
+    world = len(where)
+    for record in records:
+        assert same_bits(record.delivered, records[0].delivered)
     left = kept([record.state for record in records])
     for index in range(3):
         total = torch.zeros(640, dtype=torch.float64)
-        for rank in range(2):
+        for rank in range(world):
             for step in range(20):
                 if index in (0, branch_of(rank, step, same)):
-                    total += gradients(rank, step, (640, 640, 640))[index].double() / 2
+                    total += gradients(rank, step, (640, 640, 640))[index].double() / world
         found = records[0].delivered[0][index].double() + left[f"weights.{index}"]
         assert (found - total).abs().max() <= 5e-6 * total.abs().max(), index
+
+
+def leave_out(rank: int, world: int, momentum: bool) -> list[dict[str, Any]]:
+    """What is kept before and after some steps in which no rank uses the last parameter."""
+    model = DistributedDataParallel(Branches(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5 if momentum else 0.0)
+    if momentum:
+        assert gflow.take_momentum(optimizer)
+    states = []
+    for step in range(16):
+        optimizer.zero_grad()
+        given: list[torch.Tensor | None] = list(gradients(rank, step, (640, 640, 640)))
+        if step >= 9:
+            given[2] = None
+        model(given).backward()
+        assert (model.module.weights[2].grad is None) == (step >= 9)
+        optimizer.step()
+        if step in (8, 15):
+            states.append(gflow.state_dict())
+    return states
+
+
+@pytest.mark.parametrize("momentum", [False, True], ids=["plain", "take_momentum"])
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_kept_of_a_parameter_stays_while_no_rank_uses_it(
+    compressing: Callable[..., Team], method: str, momentum: bool
+) -> None:
+    answers = compressing("abc", density=0.4, method=method).run(leave_out, momentum)
+    for kind in ("residual", "velocity"):
+        before, after = (kept([states[when] for states in answers], kind) for when in (0, 1))
+        if kind == "velocity" and not momentum:
+            assert not any(bool(one.any()) for one in after.values())
+            continue
+        for index in range(3):
+            name = f"weights.{index}"
+            size = before[name].abs().max()
+            assert size > 0
+            changed = (after[name] - before[name]).abs().max() > 1e-4 * size
+            assert changed == (index < 2), (kind, name)
 
 
 def frozen(rank: int, world: int) -> tuple[list[bool], int, int]:

@@ -70,6 +70,69 @@ def test_a_users_hook_gets_exact_sums(
             assert same_bits(parts, [a + b for a, b in zip(*own, strict=True)])
 
 
+BUILTIN = ("ALLREDUCE", "FP16_COMPRESS")
+
+
+def with_builtin_hook(
+    rank: int, world: int, name: str, method: str, directly: bool
+) -> dict[str, list[list[torch.Tensor]]]:
+    """Gradients with a hook that is built into torch, on gflow and on Gloo."""
+    delivered: dict[str, list[list[torch.Tensor]]] = {}
+    for backend in ("gflow", "gloo"):
+        options = Chosen(None, (("method", method),))() if backend == "gflow" else None
+        store = rendezvous(backend)
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=world, pg_options=options
+        )
+        try:
+            # Another group than the default one, which hooks use if they are given none.
+            group = dist.new_group([0, 1], pg_options=options)
+            model = DistributedDataParallel(
+                PrescribedGradients(), bucket_cap_mb=0.001, process_group=group
+            )
+            kind = getattr(dist.BuiltinCommHookType, name)
+            if directly:
+                dist._register_builtin_comm_hook(model.reducer, kind)
+            else:
+                model._register_builtin_comm_hook(kind)
+            delivered[backend] = []
+            for step in range(STEPS):
+                model(gradients(rank, step)).backward()
+                delivered[backend].append(take_gradients(model))
+        finally:
+            dist.destroy_process_group()
+    return delivered
+
+
+@pytest.mark.parametrize("method", ["chunks", "int3"])
+@pytest.mark.parametrize("directly", [False, True], ids=["by_model", "by_reducer"])
+@pytest.mark.parametrize("name", BUILTIN)
+def test_torchs_builtin_hooks_give_what_they_give_on_gloo(
+    ranks: Callable[..., Team], name: str, directly: bool, method: str
+) -> None:
+    answers = ranks(2, group=None).run(with_builtin_hook, name, method, directly)
+    for delivered in answers:
+        assert same_bits(delivered["gflow"], delivered["gloo"])
+    if name == "ALLREDUCE":
+        for step, parts in enumerate(answers[0]["gflow"]):
+            own = [divided(gradients(rank, step), 2) for rank in range(2)]
+            assert same_bits(parts, [a + b for a, b in zip(*own, strict=True)])
+
+
+def with_builtin_hook_of_another_group(rank: int, world: int) -> list[str]:
+    """The hooks of a model of Gloo, after a group of gflow was made."""
+    group = dist.new_group([0, 1], backend="gloo")
+    model = DistributedDataParallel(PrescribedGradients(), process_group=group)
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    return [hook.__name__ for hook, _ in model._comm_hooks]
+
+
+def test_models_of_other_backends_keep_the_hooks_in_c_plus_plus(
+    compressing: Callable[..., Team],
+) -> None:
+    assert compressing(2).run(with_builtin_hook_of_another_group) == [[], []]
+
+
 def with_a_late_hook(rank: int, world: int) -> list[list[torch.Tensor]]:
     model = DistributedDataParallel(PrescribedGradients(), bucket_cap_mb=0.001)
     delivered = []

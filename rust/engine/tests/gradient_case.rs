@@ -228,5 +228,5 @@ pub fn exchange(
 /// The state that a rank keeps of a bucket.
 pub fn kept_of(engine: &Engine, bucket: u32) -> BucketState {
     let limit = Duration::from_secs(10);
-    engine.bucket_state(bucket, limit).unwrap()
+    engine.bucket_state(bucket, u64::MAX, limit).unwrap()
 }

@@ -127,9 +127,7 @@ impl UnderWay {
 
     fn make_progress(&mut self) -> Result<(), Failure> {
         let mut arrived = Vec::new();
-        let has_moved = self.route.links.take_turn(&mut arrived);
-        let has_moved =
-            has_moved.map_err(|failure| reason_of_loss(failure, &mut *self.route.watch))?;
+        let has_moved = self.route.links.take_turn(&mut arrived)?;
         for message in arrived {
             self.accept(message)?;
         }
@@ -143,6 +141,7 @@ impl UnderWay {
         if has_moved || has_summed || has_delivered {
             return Ok(());
         }
+        self.check_links()?;
         let deadline = self.travelling.front().map(|first| first.parcel.deadline);
         if deadline.is_some_and(|deadline| now >= deadline) {
             return Err(Failure::Late(self.late_ranks()));
@@ -156,6 +155,16 @@ impl UnderWay {
         match self.orders.are_stopped() {
             true => Err(Failure::Interrupted),
             false => self.route.watch.check(),
+        }
+    }
+
+    /// Fails if something can never come, because the link to a host is broken.
+    fn check_links(&mut self) -> Result<(), Failure> {
+        let missing = self.travelling.iter().flat_map(|one| self.missing_hosts(one));
+        let lost = missing.filter_map(|host| self.route.links.loss_of(host)).next();
+        match lost {
+            Some(failure) => Err(reason_of_loss(failure, &mut *self.route.watch)),
+            None => Ok(()),
         }
     }
 
@@ -264,19 +273,24 @@ impl UnderWay {
 
     /// The ranks that the oldest parcel is waiting for.
     fn late_ranks(&self) -> Vec<usize> {
-        let Some(first) = self.travelling.front() else { return Vec::new() };
-        let messages = self.messages.get(&first.parcel.number);
-        let is_late = |host: &usize| {
-            let has = |of: fn(&Messages) -> &Vec<Option<Vec<u8>>>| {
-                messages.is_some_and(|messages| of(messages)[*host].is_some())
-            };
-            match first.is_summed {
-                false => !has(|messages| &messages.parts),
-                true => first.parcel.is_owner(*host) && !has(|messages| &messages.sums),
-            }
+        let missing = self.travelling.front().map(|first| self.missing_hosts(first));
+        let ranks = missing.into_iter().flatten().filter_map(|host| self.route.links.rank_at(host));
+        ranks.collect()
+    }
+
+    /// The hosts that a parcel is waiting for.
+    fn missing_hosts(&self, travelling: &Travelling) -> Vec<usize> {
+        let Travelling { parcel, is_summed, .. } = travelling;
+        let messages = self.messages.get(&parcel.number);
+        let has_come = |host: usize, of: fn(&Messages) -> &Vec<Option<Vec<u8>>>| {
+            messages.is_some_and(|messages| of(messages)[host].is_some())
         };
-        let hosts = self.route.links.others().filter(is_late);
-        hosts.filter_map(|host| self.route.links.rank_at(host)).collect()
+        let is_missing = |host: &usize| {
+            let part = !is_summed && parcel.gets_parts();
+            (part && !has_come(*host, |messages| &messages.parts))
+                || (parcel.is_owner(*host) && !has_come(*host, |messages| &messages.sums))
+        };
+        self.route.links.others().filter(is_missing).collect()
     }
 
     /// Returns all parcels with this failure, those under way and those to come.

@@ -184,7 +184,7 @@ fn a_rank_that_is_gone_is_named_at_once_while_a_gpu_is_waited_for_to_save_a_stat
     let pending = begin(&case, &members, &gpus, AN_HOUR);
     assert!(pending.iter().flatten().all(|one| one.outcome().is_none()));
     let text = while_a_rank_is_lost(members.pop().unwrap(), || {
-        members[0].engine.bucket_state(1, AN_HOUR).unwrap_err().to_string()
+        members[0].engine.bucket_state(1, u64::MAX, AN_HOUR).unwrap_err().to_string()
     });
     assert_has(&text, &["rank 1", "#4"]);
     standin.freeze(gpus[0].engine_stream.raw(), false);
