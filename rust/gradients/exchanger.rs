@@ -339,7 +339,7 @@ fn report(certificate: &Certificate, rank: usize) {
     );
     match most_noise(method).filter(|most| rank == 0 && noise > most) {
         Some(most) => log::warn!(
-            "compression loses more than it did in any training that lost nothing (noise at most \
+            "compression adds more noise to this training than is expected of it (at most \
              {most:.3}): {found}. Choose another method, such as GFLOW_METHOD=fp16"
         ),
         None => log::info!("audited {found}"),

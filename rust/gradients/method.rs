@@ -54,7 +54,7 @@ impl fmt::Display for Method {
 pub enum MaxNoise {
     /// Nothing but the rounding of fp16.
     None,
-    /// What no training of ours lost anything by.
+    /// At most that of five levels.
     Low,
     Any,
 }

@@ -20,7 +20,7 @@ pub const LADDER: [Method; 7] = [
 /// the steps.
 pub const EXPECTED_NOISE: [f64; LADDER.len()] = [0.0, 0.0, 0.001, 0.02, 0.07, 0.14, 0.4];
 
-/// The noise of a method up to which trainings lost nothing; `None` for one that is not in the ladder. Above
+/// The noise of a method that is still as expected; `None` for one that is not in the ladder. Above
 /// it the user is warned, and `auto` takes a method with less.
 pub fn most_noise(method: &str) -> Option<f64> {
     let index = LADDER.iter().position(|one| one.to_string() == method)?;
