@@ -1,6 +1,6 @@
 //! A gradient: a mutable slice of one of the element types that can be compressed.
 
-use crate::simd::blocks::{bytes_of_mut, elements_of_mut};
+use crate::simd::blocks::{Upcoming, bytes_of_mut, elements_of_mut};
 use crate::simd::element::Element;
 use crate::simd::half_precision::{BF16, F16};
 use crate::simd::number::Stored;
@@ -71,6 +71,14 @@ impl<'a> Gradient<'a> {
             Gradient::F32(numbers) => numbers.to_vec(),
             Gradient::F16(bits) => bits.iter().map(|bits| F16(*bits).widen()).collect(),
             Gradient::BF16(bits) => bits.iter().map(|bits| BF16(*bits).widen()).collect(),
+        }
+    }
+
+    /// As much memory right after it, in so many parts.
+    pub(super) fn upcoming(&self, parts: usize) -> Upcoming {
+        match self {
+            Gradient::F32(numbers) => Upcoming::after(numbers, parts),
+            Gradient::F16(bits) | Gradient::BF16(bits) => Upcoming::after(bits, parts),
         }
     }
 

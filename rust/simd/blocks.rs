@@ -73,6 +73,39 @@ pub fn prefetch<S: Pod>(block: &Block<S>) {
     let _ = (block, PREFETCH_DISTANCE);
 }
 
+/// Memory that is needed soon: prefetched a part at a time while something else is computed. All at once
+/// would fill the CPU's queue of misses, and the loads behind it would wait.
+#[derive(Debug, Clone, Copy)]
+pub struct Upcoming {
+    start: usize,
+    bytes_of_part: usize,
+}
+
+impl Upcoming {
+    pub const NOTHING: Upcoming = Upcoming { start: 0, bytes_of_part: 0 };
+
+    /// As much memory as these elements take, right after them, in so many parts. It need not exist.
+    #[inline(always)]
+    pub fn after<T>(elements: &[T], parts: usize) -> Upcoming {
+        let start = elements.as_ptr_range().end.addr();
+        Upcoming { start, bytes_of_part: size_of_val(elements) / parts }
+    }
+
+    /// Prefetches the part with this index, of at most two cache lines.
+    #[inline(always)]
+    pub fn prefetch(&self, part: usize) {
+        let first = self.start + part * self.bytes_of_part;
+        #[cfg(target_arch = "x86_64")]
+        for address in [first, first + self.bytes_of_part / 2] {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: the instruction accepts any address, and every x86-64 CPU has it.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(address)) };
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = first;
+    }
+}
+
 pub fn bytes_of<T: Pod>(elements: &[T]) -> &[u8] {
     // SAFETY: the memory of the elements, whose bytes are all initialised.
     unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }

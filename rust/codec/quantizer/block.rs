@@ -2,16 +2,17 @@
 //! stays in the cache, so the compiler vectorises all of them; sums are by lanes, in an order that is
 //! the same with every instruction set.
 
-use super::floats::{add_feedback, by_set, dot, largest};
+use super::floats::{add_feedback, by_set, dot, largest, sum_of};
 use super::levels::{
     BLOCK, Int3, Int4, Int8, LEVEL_BYTES, Levels, Packing, Quinary, Symbols, Ternary,
 };
 use super::rules::{Quantizer, Rounding};
 use super::sizes;
 use crate::codec::gradient::Gradient;
+use crate::simd::blocks::Upcoming;
 use crate::simd::half_precision::BF16;
 use crate::simd::instruction_set::{InstructionSet, for_each_instruction_set};
-use crate::simd::lanes::{LANES, sum_array};
+use crate::simd::lanes::LANES;
 use crate::simd::number::Stored;
 
 /// Sums of squares within these bounds are neither subnormal nor near overflow.
@@ -20,6 +21,9 @@ const ORDINARY: std::ops::RangeInclusive<f32> = 1e-30..=1e30;
 /// Adding this to a number below 2^22 rounds it to a whole number, ties to even, and leaves that in
 /// the lowest bits.
 const ROUNDER: f32 = 12_582_912.0;
+
+/// The passes over a block take so many floats at a time.
+const PARTS: usize = BLOCK / LANES;
 
 /// The largest level that bf16 can hold.
 const LARGEST_LEVEL: f32 = f32::from_bits(0x7f7f_0000);
@@ -37,13 +41,15 @@ pub enum Content {
 pub struct Workspace {
     /// Available on this CPU.
     set: InstructionSet,
-    /// What is due of the block; after encoding, what is left.
+    /// What is due of the block.
     due: [f32; BLOCK],
     /// What is due over the steps; then the symbols as numbers; after decoding, the numbers.
     numbers: [f32; BLOCK],
     /// What a level is multiplied by, for each element.
     steps: [f32; BLOCK],
     symbols: Symbols,
+    /// What the next block will probably be made of.
+    next: [Upcoming; 3],
 }
 
 impl Workspace {
@@ -51,7 +57,7 @@ impl Workspace {
     pub fn with(set: InstructionSet) -> Workspace {
         assert!(set.is_available(), "this CPU does not have {set:?}");
         let [due, numbers, steps] = [[0.0; BLOCK]; 3];
-        Workspace { set, due, numbers, steps, symbols: [0; BLOCK] }
+        Workspace { set, due, numbers, steps, symbols: [0; BLOCK], next: [Upcoming::NOTHING; 3] }
     }
 }
 
@@ -81,12 +87,15 @@ impl<'a> Block<'a> {
         assert!((1..=BLOCK).contains(&count), "gflow: a block of {count} elements");
         let expected = if quantizer.uses_sizes { count } else { 0 };
         assert_eq!(sizes.len(), expected, "gflow: the sizes of a block");
+        workspace.next = [Upcoming::after(sizes, PARTS), Upcoming::NOTHING, Upcoming::NOTHING];
         Block { quantizer, workspace, count, sizes }
     }
 
     /// Takes a gradient and this part of its residual as what is due.
     pub fn load_due(&mut self, gradient: &Gradient, residual: &[f32], feedback: f32) {
         let set = self.workspace.set;
+        self.workspace.next[1..]
+            .copy_from_slice(&[gradient.upcoming(PARTS), Upcoming::after(residual, PARTS)]);
         add_feedback(set, gradient, residual, feedback, &mut self.workspace.due[..self.count]);
         self.workspace.due[self.count..].fill(0.0);
     }
@@ -97,17 +106,18 @@ impl<'a> Block<'a> {
         self.workspace.due[self.count..].fill(0.0);
     }
 
-    /// Encodes what is due.
-    pub fn encode(&mut self, out: &mut [u8]) -> Content {
+    /// Encodes what is due. `left` becomes what is left of it, if it is numbers.
+    pub fn encode(&mut self, left: &mut [f32], out: &mut [u8]) -> Content {
+        assert_eq!(left.len(), self.count, "gflow: what is left of a block");
         assert_eq!(out.len(), self.quantizer.block_bytes(), "gflow: bytes of a block");
         let (set, levels) = (self.workspace.set, self.quantizer.levels);
-        let Block { quantizer, workspace, count, sizes } = self;
-        by_levels!(set, levels, encode_kernel(workspace, quantizer, *count, sizes, out))
+        let Block { quantizer, workspace, sizes, .. } = self;
+        by_levels!(set, levels, encode_kernel(workspace, quantizer, sizes, left, out))
     }
 
-    /// What is left of what was due.
-    pub fn left(&self) -> &[f32] {
-        &self.workspace.due[..self.count]
+    /// Tells which gradient the block is decoded into: the next one will be after it.
+    pub fn is_for(&mut self, gradient: &Gradient) {
+        self.workspace.next[1] = gradient.upcoming(PARTS);
     }
 
     /// The numbers in these bytes, or the infinity or NaN that all of them are.
@@ -141,7 +151,8 @@ use by_levels;
 for_each_instruction_set! {
     mod encode_kernel = encode;
     <P: Packing>(
-        workspace: &mut Workspace, quantizer: &Quantizer, count: usize, sizes: &[u16], out: &mut [u8]
+        workspace: &mut Workspace, quantizer: &Quantizer, sizes: &[u16], left: &mut [f32],
+        out: &mut [u8]
     ) -> Content
 }
 
@@ -151,23 +162,22 @@ for_each_instruction_set! {
 unsafe fn encode<P: Packing>(
     workspace: &mut Workspace,
     quantizer: &Quantizer,
-    count: usize,
     sizes: &[u16],
+    left: &mut [f32],
     out: &mut [u8],
 ) -> Content {
-    let Workspace { due, numbers, steps, symbols, .. } = workspace;
-    let uses_sizes = sizes::steps(sizes, count, steps);
-    if uses_sizes {
-        for ((number, due), step) in numbers.iter_mut().zip(&*due).zip(&*steps) {
-            *number = due / step;
-        }
-    } else {
-        *numbers = *due;
-    }
+    let count = left.len();
+    let uses_sizes = sizes::steps(sizes, count, &mut workspace.steps);
     let (level_bytes, packed) = out.split_at_mut(LEVEL_BYTES);
     let level = match quantizer.rounding {
-        Rounding::ToMaximum => round_to_maximum::<P>(numbers, symbols),
-        Rounding::Unbiased { step } => round_unbiased::<P>(due, numbers, symbols, count, step),
+        Rounding::ToMaximum => {
+            workspace.numbers = workspace.due;
+            round_to_maximum::<P>(workspace)
+        }
+        Rounding::Unbiased { step } => {
+            let squares = divide(workspace, uses_sizes);
+            round_unbiased::<P>(workspace, squares, count, step)
+        }
     };
     let bits = BF16::narrow(level);
     level_bytes.copy_from_slice(&bits.0.to_le_bytes());
@@ -176,39 +186,60 @@ unsafe fn encode<P: Packing>(
         return Content::Poisoned;
     }
     let level = bits.widen();
-    for ((due, number), step) in due.iter_mut().zip(&*numbers).zip(&*steps) {
-        *due -= value(*number, level, *step);
+    let Workspace { due, numbers, steps, symbols, .. } = workspace;
+    for (((left, due), number), step) in left.iter_mut().zip(&*due).zip(&*numbers).zip(&*steps) {
+        *left = due - value(*number, level, *step);
     }
     P::pack(symbols, packed);
     Content::Numbers
 }
 
-/// Replaces `numbers` by multiples of the level that it returns, and sets their symbols.
+/// Sets the numbers to what is due over the steps. Returns the sum of their squares.
 #[inline(always)]
-fn round_to_maximum<P: Packing>(numbers: &mut [f32; BLOCK], symbols: &mut Symbols) -> f32 {
-    let largest = largest(numbers);
+fn divide(workspace: &mut Workspace, uses_sizes: bool) -> f32 {
+    let Workspace { due, numbers, steps, .. } = workspace;
+    if !uses_sizes {
+        *numbers = *due;
+        return dot(numbers, numbers);
+    }
+    let mut lanes = [0.0; LANES];
+    let both = due.chunks_exact(LANES).zip(steps.chunks_exact(LANES));
+    for ((due, steps), numbers) in both.zip(numbers.chunks_exact_mut(LANES)) {
+        for lane in 0..LANES {
+            let number = due[lane] / steps[lane];
+            numbers[lane] = number;
+            lanes[lane] += number * number;
+        }
+    }
+    sum_of(&lanes)
+}
+
+/// Replaces the numbers by multiples of the level that it returns, and sets their symbols.
+#[inline(always)]
+fn round_to_maximum<P: Packing>(workspace: &mut Workspace) -> f32 {
+    let largest = largest(&workspace.numbers);
     if !largest.is_finite() {
         return largest;
     }
     let level = BF16::narrow(largest / f32::from(P::LARGEST)).widen();
     // A level that is too small to be inverted stands for zeros.
     let inverse = if level > f32::MIN_POSITIVE { 1.0 / level } else { 0.0 };
-    round_all::<P>(numbers, inverse, symbols);
+    round_all::<P>(workspace, inverse);
     level
 }
 
-/// The same for [`Rounding::Unbiased`]. `numbers` are `due` over the steps of its elements.
+/// The same for [`Rounding::Unbiased`]. The numbers are what is due over the steps of its elements,
+/// and the sum of their squares is `squares`.
 #[inline(always)]
 fn round_unbiased<P: Packing>(
-    due: &[f32; BLOCK],
-    numbers: &mut [f32; BLOCK],
-    symbols: &mut Symbols,
+    workspace: &mut Workspace,
+    mut squares: f32,
     count: usize,
     step: f32,
 ) -> f32 {
-    let mut squares = dot(numbers, numbers);
     let mut unit = 1.0;
     if !ORDINARY.contains(&squares) {
+        let Workspace { due, numbers, .. } = workspace;
         match bring_to_ordinary(due, numbers) {
             Ok(brought) => unit = brought,
             Err(poison) => return poison,
@@ -216,11 +247,11 @@ fn round_unbiased<P: Packing>(
         squares = dot(numbers, numbers);
     }
     if squares == 0.0 {
-        round_all::<P>(numbers, 0.0, symbols);
+        round_all::<P>(workspace, 0.0);
         return 0.0;
     }
     let step = step * (squares / count as f32).sqrt();
-    let projection = round_all::<P>(numbers, 1.0 / step, symbols);
+    let projection = round_all::<P>(workspace, 1.0 / step);
     // The largest element of a block is above its root mean square, so some symbol is not zero.
     (squares / projection * unit).min(LARGEST_LEVEL)
 }
@@ -251,17 +282,16 @@ fn bring_to_ordinary(due: &[f32; BLOCK], numbers: &mut [f32; BLOCK]) -> Result<f
     Ok(unit)
 }
 
-/// Replaces numbers by whole ones, at most the largest symbol, and sets their symbols. Returns the sum
-/// of the products of both.
+/// Replaces the numbers by whole ones, at most the largest symbol, and sets their symbols. Returns the
+/// sum of the products of both.
 #[inline(always)]
-fn round_all<P: Packing>(
-    numbers: &mut [f32; BLOCK],
-    inverse_step: f32,
-    symbols: &mut Symbols,
-) -> f32 {
+fn round_all<P: Packing>(workspace: &mut Workspace, inverse_step: f32) -> f32 {
     let limit = f32::from(P::LARGEST);
+    let Workspace { numbers, symbols, next, .. } = workspace;
     let mut lanes = [0.0; LANES];
-    for (numbers, symbols) in numbers.chunks_exact_mut(LANES).zip(symbols.chunks_exact_mut(LANES)) {
+    let both = numbers.chunks_exact_mut(LANES).zip(symbols.chunks_exact_mut(LANES));
+    for (part, (numbers, symbols)) in both.enumerate() {
+        next.iter().for_each(|upcoming| upcoming.prefetch(part));
         for lane in 0..LANES {
             let number = numbers[lane];
             let shifted = (number * inverse_step).clamp(-limit, limit) + ROUNDER;
@@ -271,7 +301,7 @@ fn round_all<P: Packing>(
             symbols[lane] = (shifted.to_bits() as u8).wrapping_add(P::LARGEST);
         }
     }
-    sum_array(lanes)
+    sum_of(&lanes)
 }
 
 for_each_instruction_set! {
@@ -289,12 +319,17 @@ unsafe fn decode<P: Packing>(
     sizes: &[u16],
     bytes: &[u8],
 ) {
-    let Workspace { numbers, steps, symbols, .. } = workspace;
+    let Workspace { numbers, steps, symbols, next, .. } = workspace;
     P::unpack(&bytes[LEVEL_BYTES..], symbols);
     sizes::steps(sizes, count, steps);
-    for ((number, symbol), step) in numbers.iter_mut().zip(&*symbols).zip(&*steps) {
-        let whole = f32::from(i16::from(*symbol) - i16::from(P::LARGEST));
-        *number = value(whole, level, *step);
+    let symbols_and_steps = symbols.chunks_exact(LANES).zip(steps.chunks_exact(LANES));
+    let all = numbers.chunks_exact_mut(LANES).zip(symbols_and_steps);
+    for (part, (numbers, (symbols, steps))) in all.enumerate() {
+        next.iter().for_each(|upcoming| upcoming.prefetch(part));
+        for lane in 0..LANES {
+            let whole = f32::from(i16::from(symbols[lane]) - i16::from(P::LARGEST));
+            numbers[lane] = value(whole, level, steps[lane]);
+        }
     }
 }
 

@@ -26,6 +26,13 @@ macro_rules! by_set {
 }
 pub(super) use by_set;
 
+/// The sum of lanes. It is not inlined: the compiler would carry its halving into the loop that fills
+/// the lanes, and add two at a time there.
+#[inline(never)]
+pub fn sum_of(lanes: &[f32; LANES]) -> f32 {
+    sum_array(*lanes)
+}
+
 #[inline(always)]
 pub fn dot(left: &[f32; BLOCK], right: &[f32; BLOCK]) -> f32 {
     let mut lanes = [0.0; LANES];
@@ -34,19 +41,14 @@ pub fn dot(left: &[f32; BLOCK], right: &[f32; BLOCK]) -> f32 {
             lanes[lane] += left[lane] * right[lane];
         }
     }
-    sum_array(lanes)
+    sum_of(&lanes)
 }
 
 /// The largest magnitude. A NaN counts as larger than infinity, and is returned as the usual one.
 #[inline(always)]
 pub fn largest(numbers: &[f32; BLOCK]) -> f32 {
-    let mut lanes = [0u32; LANES];
-    for numbers in numbers.chunks_exact(LANES) {
-        for lane in 0..LANES {
-            lanes[lane] = lanes[lane].max(numbers[lane].to_bits() & !(1 << 31));
-        }
-    }
-    let largest = f32::from_bits(lanes.into_iter().max().unwrap_or(0));
+    let magnitudes = numbers.iter().map(|number| number.to_bits() & !(1 << 31));
+    let largest = f32::from_bits(magnitudes.fold(0, u32::max));
     if largest.is_nan() { f32::NAN } else { largest }
 }
 

@@ -71,9 +71,8 @@ impl Quantizer {
     ) {
         let mut block = Block::new(self, residual.len(), sizes, workspace);
         block.load_due(gradient, residual, self.feedback);
-        if block.encode(out) == Content::Numbers {
-            residual.copy_from_slice(block.left());
-        }
+        // What is not finite leaves the residual as it was.
+        let _ = block.encode(residual, out);
     }
 
     /// Starts the sum of a block that this host owns: its gradient and the residual's part.
@@ -102,11 +101,12 @@ impl Quantizer {
     ) {
         let mut block = Block::new(self, sum.len(), sizes, workspace);
         block.load(sum);
-        let content = block.encode(out);
-        if content == Content::Poisoned || element == Element::F32 {
-            sum.copy_from_slice(block.left());
+        if element == Element::F32 {
+            let _ = block.encode(sum, out);
             return;
         }
+        let mut left = [0.0; BLOCK];
+        let _ = block.encode(&mut left[..sum.len()], out);
         // What the gradient's own type cannot express is left, too.
         if let Ok(numbers) = block.decode(out) {
             for (sum, number) in sum.iter_mut().zip(numbers) {
@@ -125,7 +125,9 @@ impl Quantizer {
         gradient: &mut Gradient,
         workspace: &mut Workspace,
     ) {
-        match Block::new(self, gradient.len(), sizes, workspace).decode(bytes) {
+        let mut block = Block::new(self, gradient.len(), sizes, workspace);
+        block.is_for(gradient);
+        match block.decode(bytes) {
             Ok(numbers) => floats::store(gradient, numbers),
             Err(poison) => super::fill(gradient, poison),
         }

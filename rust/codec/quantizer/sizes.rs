@@ -13,7 +13,7 @@ use super::levels::BLOCK;
 use crate::codec::gradient::Gradient;
 use crate::simd::half_precision::BF16;
 use crate::simd::instruction_set::{InstructionSet, for_each_instruction_set};
-use crate::simd::lanes::{LANES, sum_array};
+use crate::simd::lanes::LANES;
 use crate::simd::number::Stored;
 
 /// A block is updated at one step in this many.
@@ -103,17 +103,19 @@ pub fn steps(sizes: &[u16], count: usize, steps: &mut [f32; BLOCK]) -> bool {
         steps.fill(1.0);
         return false;
     }
-    for (step, size) in steps.iter_mut().zip(sizes) {
-        *step = BF16(*size).widen();
-    }
-    steps[count..].fill(0.0);
+    let mut padded = [0; BLOCK];
+    let sizes: &[u16; BLOCK] = sizes.try_into().unwrap_or_else(|_| {
+        padded[..sizes.len()].copy_from_slice(sizes);
+        &padded
+    });
     let mut lanes = [0.0; LANES];
-    for steps in steps.chunks_exact(LANES) {
+    for (steps, sizes) in steps.chunks_exact_mut(LANES).zip(sizes.chunks_exact(LANES)) {
         for lane in 0..LANES {
+            steps[lane] = BF16(sizes[lane]).widen();
             lanes[lane] += steps[lane];
         }
     }
-    let floor = sum_array(lanes) / count as f32 * FLOOR;
+    let floor = floats::sum_of(&lanes) / count as f32 * FLOOR;
     if floor < f32::MIN_POSITIVE {
         steps.fill(1.0);
         return false;
