@@ -4,7 +4,8 @@
 
 use super::floats::{add_feedback, by_set, dot, largest, sum_of};
 use super::levels::{
-    BLOCK, Int3, Int4, Int8, LEVEL_BYTES, Levels, Packing, Quinary, Symbols, Ternary,
+    BLOCK, Int3, Int4, Int8, LEVEL_BYTES, Levels, Packing, Quinary, Symbols, Ternary, multiple,
+    nearest,
 };
 use super::rules::{Quantizer, Rounding};
 use super::sizes;
@@ -17,10 +18,6 @@ use crate::simd::number::Stored;
 
 /// Sums of squares within these bounds are neither subnormal nor near overflow.
 const ORDINARY: std::ops::RangeInclusive<f32> = 1e-30..=1e30;
-
-/// Adding this to a number below 2^22 rounds it to a whole number, ties to even, and leaves that in
-/// the lowest bits.
-const ROUNDER: f32 = 12_582_912.0;
 
 /// The passes over a block take so many floats at a time.
 const PARTS: usize = BLOCK / LANES;
@@ -43,7 +40,7 @@ pub struct Workspace {
     set: InstructionSet,
     /// What is due of the block.
     due: [f32; BLOCK],
-    /// What is due over the steps; then the symbols as numbers; after decoding, the numbers.
+    /// What is due over the steps; then multiples of the level; after decoding, the numbers.
     numbers: [f32; BLOCK],
     /// What a level is multiplied by, for each element.
     steps: [f32; BLOCK],
@@ -282,11 +279,10 @@ fn bring_to_ordinary(due: &[f32; BLOCK], numbers: &mut [f32; BLOCK]) -> Result<f
     Ok(unit)
 }
 
-/// Replaces the numbers by whole ones, at most the largest symbol, and sets their symbols. Returns the
-/// sum of the products of both.
+/// Replaces the numbers by the nearest multiples, and sets their symbols. Returns the sum of the products
+/// of both.
 #[inline(always)]
 fn round_all<P: Packing>(workspace: &mut Workspace, inverse_step: f32) -> f32 {
-    let limit = f32::from(P::LARGEST);
     let Workspace { numbers, symbols, next, .. } = workspace;
     let mut lanes = [0.0; LANES];
     let both = numbers.chunks_exact_mut(LANES).zip(symbols.chunks_exact_mut(LANES));
@@ -294,11 +290,10 @@ fn round_all<P: Packing>(workspace: &mut Workspace, inverse_step: f32) -> f32 {
         next.iter().for_each(|upcoming| upcoming.prefetch(part));
         for lane in 0..LANES {
             let number = numbers[lane];
-            let shifted = (number * inverse_step).clamp(-limit, limit) + ROUNDER;
-            let whole = shifted - ROUNDER;
-            lanes[lane] += number * whole;
-            numbers[lane] = whole;
-            symbols[lane] = (shifted.to_bits() as u8).wrapping_add(P::LARGEST);
+            let (multiple, symbol) = nearest::<P>(number * inverse_step);
+            lanes[lane] += number * multiple;
+            numbers[lane] = multiple;
+            symbols[lane] = symbol;
         }
     }
     sum_of(&lanes)
@@ -327,16 +322,15 @@ unsafe fn decode<P: Packing>(
     for (part, (numbers, (symbols, steps))) in all.enumerate() {
         next.iter().for_each(|upcoming| upcoming.prefetch(part));
         for lane in 0..LANES {
-            let whole = f32::from(i16::from(symbols[lane]) - i16::from(P::LARGEST));
-            numbers[lane] = value(whole, level, steps[lane]);
+            numbers[lane] = value(multiple::<P>(symbols[lane]), level, steps[lane]);
         }
     }
 }
 
 /// What a symbol stands for. Never infinite, so that no infinity is left in a residual.
 #[inline(always)]
-fn value(whole: f32, level: f32, step: f32) -> f32 {
-    ((whole * level) * step).clamp(f32::MIN, f32::MAX)
+fn value(multiple: f32, level: f32, step: f32) -> f32 {
+    ((multiple * level) * step).clamp(f32::MIN, f32::MAX)
 }
 
 /// The level at the start of a block's bytes.

@@ -1,7 +1,9 @@
 //! How many levels a quantiser has, and how the symbols of a block are packed into bytes.
 //!
-//! A symbol is a whole number from 0 to twice [`Levels::largest`]; the middle one stands for zero. A
-//! block's symbols are cut into equal *planes*, and a byte (or a word of 12 bits) holds one symbol of
+//! A symbol is a whole number from 0 to twice [`Levels::largest`]; the middle one stands for zero, the
+//! others for multiples of the block's level. With 7 and 5 levels these multiples grow faster than the
+//! symbols ([`Packing::MULTIPLES`]): gradients have a few elements that are much larger than the others,
+//! and most that are small. A block's symbols are cut into equal *planes*, and a byte (or a word of 12 bits) holds one symbol of
 //! each plane. So packing works on whole rows of bytes at a time, without moving any sideways.
 
 /// Elements in a block. Divisible by the number of symbols in a byte or word of every kind.
@@ -73,12 +75,55 @@ pub trait Packing {
     const LARGEST: u8;
     const PACKED_BYTES: usize;
 
+    /// What the symbols beside the middle one stand for, from the inside out; empty if each stands for
+    /// one more than the one before.
+    const MULTIPLES: &[f32] = &[];
+
     /// Packs symbols into `out`, which has `PACKED_BYTES`.
     fn pack(symbols: &Symbols, out: &mut [u8]);
 
     /// Unpacks them. Any bytes give symbols of at most twice `LARGEST`, or a little more; none panics.
     fn unpack(bytes: &[u8], symbols: &mut Symbols);
 }
+
+/// The multiple that is nearest to a number, which need not be finite, and its symbol. Of two that are
+/// as near, the smaller one; if they are all whole numbers, the even one.
+#[inline(always)]
+pub fn nearest<P: Packing>(number: f32) -> (f32, u8) {
+    if P::MULTIPLES.is_empty() {
+        let limit = f32::from(P::LARGEST);
+        let shifted = number.clamp(-limit, limit) + ROUNDER;
+        return (shifted - ROUNDER, (shifted.to_bits() as u8).wrapping_add(P::LARGEST));
+    }
+    let (mut multiple, mut offset, mut inner) = (0.0, 0, 0.0);
+    for outer in P::MULTIPLES {
+        let is_beyond = number.abs() > (inner + outer) * 0.5;
+        multiple = if is_beyond { *outer } else { multiple };
+        offset += i32::from(is_beyond);
+        inner = *outer;
+    }
+    let is_negative = number < 0.0;
+    // Not negated, so that zero stays positive.
+    multiple = if is_negative { 0.0 - multiple } else { multiple };
+    offset = if is_negative { -offset } else { offset };
+    (multiple, (offset as u8).wrapping_add(P::LARGEST))
+}
+
+/// The multiple that a symbol stands for.
+#[inline(always)]
+pub fn multiple<P: Packing>(symbol: u8) -> f32 {
+    let whole = f32::from(i16::from(symbol) - i16::from(P::LARGEST));
+    let mut multiple = whole;
+    for (below, outer) in P::MULTIPLES.iter().enumerate() {
+        let is_beyond = whole.abs() > below as f32 + 0.5;
+        multiple = if is_beyond { outer.copysign(whole) } else { multiple };
+    }
+    multiple
+}
+
+/// Adding this to a number below 2^22 rounds it to a whole number, ties to even, and leaves that in
+/// the lowest bits.
+const ROUNDER: f32 = 12_582_912.0;
 
 pub struct Int8;
 pub struct Int4;
@@ -126,6 +171,7 @@ impl Packing for Int4 {
 impl Packing for Int3 {
     const LARGEST: u8 = 3;
     const PACKED_BYTES: usize = 3 * INT3_WORDS / 2;
+    const MULTIPLES: &[f32] = &[1.0, 2.5, 6.0];
 
     #[inline(always)]
     fn pack(symbols: &Symbols, out: &mut [u8]) {
@@ -154,6 +200,7 @@ impl Packing for Int3 {
 impl Packing for Quinary {
     const LARGEST: u8 = 2;
     const PACKED_BYTES: usize = 3 * QUINARY_WORDS / 2;
+    const MULTIPLES: &[f32] = &[1.0, 3.0];
 
     /// Five symbols are a number below 5^5 = 3125. It is stretched to 12 bits: as a fraction of
     /// 4096, its digits come out one after the other by multiplication.

@@ -44,10 +44,9 @@ pub fn encode(quantizer: &Quantizer, due: &[f32], sizes: &[u16]) -> Encoded {
         Some(steps) => due.iter().zip(steps).map(|(due, step)| due / step).collect(),
         None => due.to_vec(),
     };
-    let round = |number: f32, inverse: f32| {
-        (number * inverse).clamp(-largest_symbol, largest_symbol).round_ties_even() + 0.0
-    };
-    let (level, wholes): (f32, Vec<f32>) = match quantizer.rounding {
+    let multiples = multiples(quantizer.levels);
+    let round = |number: f32, inverse: f32| nearest(quantizer.levels, &multiples, number * inverse);
+    let (level, chosen): (f32, Vec<f32>) = match quantizer.rounding {
         Rounding::ToMaximum => {
             let level = bf16::from_f32(largest(&over_steps) / largest_symbol).to_f32();
             let inverse = if level > f32::MIN_POSITIVE { 1.0 / level } else { 0.0 };
@@ -60,23 +59,23 @@ pub fn encode(quantizer: &Quantizer, due: &[f32], sizes: &[u16]) -> Encoded {
                 (0.0, vec![0.0; due.len()])
             } else {
                 let step = step * (squares / due.len() as f32).sqrt();
-                let wholes: Vec<f32> =
+                let chosen: Vec<f32> =
                     numbers.iter().map(|number| round(*number, 1.0 / step)).collect();
-                let level = squares / product(&numbers, &wholes) * unit;
+                let level = squares / product(&numbers, &chosen) * unit;
                 // The largest finite bf16.
-                (level.min(bf16::MAX.to_f32()), wholes)
+                (level.min(bf16::MAX.to_f32()), chosen)
             }
         }
     };
     let level = bf16::from_f32(level);
     let mut bytes = level.to_bits().to_le_bytes().to_vec();
-    let symbols = |index: usize| match wholes.get(index) {
-        Some(whole) => (whole + largest_symbol) as usize,
+    let symbols = |index: usize| match chosen.get(index) {
+        Some(one) => multiples.iter().position(|multiple| multiple == one).unwrap(),
         None => largest_symbol as usize,
     };
     let symbols: Vec<usize> = (0..BLOCK).map(symbols).collect();
     bytes.extend(pack(quantizer.levels, &symbols));
-    let sent = values(&wholes, level.to_f32(), steps.as_deref());
+    let sent = values(&chosen, level.to_f32(), steps.as_deref());
     let left = due.iter().zip(sent).map(|(due, sent)| due - sent).collect();
     Encoded { bytes, left: Some(left) }
 }
@@ -88,9 +87,35 @@ pub fn decode(quantizer: &Quantizer, bytes: &[u8], sizes: &[u16], count: usize) 
         return vec![level; count];
     }
     let symbols = unpack(quantizer.levels, &bytes[2..]);
-    let largest = f32::from(quantizer.levels.largest());
-    let wholes: Vec<f32> = symbols[..count].iter().map(|symbol| *symbol as f32 - largest).collect();
-    values(&wholes, level, steps(sizes).as_deref())
+    let multiples = multiples(quantizer.levels);
+    let chosen: Vec<f32> = symbols[..count].iter().map(|symbol| multiples[*symbol]).collect();
+    values(&chosen, level, steps(sizes).as_deref())
+}
+
+/// What the symbols stand for, in multiples of the level.
+pub fn multiples(levels: Levels) -> Vec<f32> {
+    match levels {
+        Levels::Int3 => vec![-6.0, -2.5, -1.0, 0.0, 1.0, 2.5, 6.0],
+        Levels::Quinary => vec![-3.0, -1.0, 0.0, 1.0, 3.0],
+        _ => {
+            let largest = i16::from(levels.largest());
+            (-largest..=largest).map(f32::from).collect()
+        }
+    }
+}
+
+/// The multiple that is nearest to a number.
+fn nearest(levels: Levels, multiples: &[f32], number: f32) -> f32 {
+    if !matches!(levels, Levels::Int3 | Levels::Quinary) {
+        let largest = f32::from(levels.largest());
+        return number.clamp(-largest, largest).round_ties_even() + 0.0;
+    }
+    let distance = |multiple: f32| f64::from(number) - f64::from(multiple);
+    let nearer = |one: &f32, other: &f32| {
+        let distances = [one, other].map(|multiple| distance(*multiple).abs());
+        distances[0].total_cmp(&distances[1]).then(one.abs().total_cmp(&other.abs()))
+    };
+    multiples.iter().copied().min_by(nearer).unwrap()
 }
 
 /// Packs symbols one at a time.
@@ -158,12 +183,12 @@ pub fn follow(sizes: &mut [u16], delivered: &[f32], time: u64) {
     }
 }
 
-fn values(wholes: &[f32], level: f32, steps: Option<&[f32]>) -> Vec<f32> {
-    let value = |(index, whole): (usize, &f32)| {
+fn values(chosen: &[f32], level: f32, steps: Option<&[f32]>) -> Vec<f32> {
+    let value = |(index, multiple): (usize, &f32)| {
         let step = steps.map_or(1.0, |steps| steps[index]);
-        (whole * level * step).clamp(f32::MIN, f32::MAX)
+        (multiple * level * step).clamp(f32::MIN, f32::MAX)
     };
-    wholes.iter().enumerate().map(value).collect()
+    chosen.iter().enumerate().map(value).collect()
 }
 
 /// NaN if there is one, otherwise infinity if there is one, whatever its sign.

@@ -57,7 +57,8 @@ impl Quantizer {
         let (rounding, feedback, uses_sizes) = match (levels, stepping) {
             (Levels::Int8, _) => (Rounding::ToMaximum, 1.0, false),
             (Levels::Int4, _) => (unbiased(0.5), 0.5, true),
-            (Levels::Int3 | Levels::Quinary, _) => (unbiased(1.0), 0.5, true),
+            (Levels::Int3, _) => (unbiased(0.6), 0.5, true),
+            (Levels::Quinary, _) => (unbiased(1.0), 0.5, true),
             (Levels::Ternary, Stepping::Normalized) => (unbiased(1.25), 0.75, true),
             // With sizes, three levels are too coarse for the largest elements, and those are what
             // such an optimizer steps by.

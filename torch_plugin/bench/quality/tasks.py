@@ -84,7 +84,7 @@ TASKS = {
         "Text",
         learning_rate=4e-3,
         steps=4000,
-        step_seconds=0.025,
+        step_seconds=0.012,
         betas=(0.9, 0.999),
     ),
     "gpt-beta2-95": Task(
@@ -92,24 +92,24 @@ TASKS = {
         "Text",
         learning_rate=4e-3,
         steps=4000,
-        step_seconds=0.025,
+        step_seconds=0.012,
         betas=(0.9, 0.95),
     ),
     "digits": Task(
         "DigitsCNN (90 k parameters) on scikit-learn's digits, shifted and noisy, SGD with "
         "momentum 0.9",
         "Digits",
-        learning_rate=0.05,
+        learning_rate=0.025,
         steps=1500,
-        step_seconds=0.025,
+        step_seconds=0.012,
         needs="sklearn",
     ),
     "vit": Task(
         "SmallViT (103 k parameters) on shapes made in code, AdamW (0.9, 0.999)",
         "Shapes",
-        learning_rate=4e-3,
+        learning_rate=2e-3,
         steps=1500,
-        step_seconds=0.025,
+        step_seconds=0.012,
         betas=(0.9, 0.999),
     ),
 }
