@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -36,6 +37,11 @@ FEEDBACK = {
     "ternary-sgd": 0.5,
 }
 FAMILIES = tuple(FEEDBACK)
+# Where a case is repeated: one that is summed on the wire, and one that goes in two legs.
+REPEATED = [
+    pytest.param(family, marks=() if family in ("chunks", "ternary-adam") else pytest.mark.thorough)
+    for family in FAMILIES
+]
 LOSSLESS = tuple(family for family in FAMILIES if FEEDBACK[family] == 1.0)
 
 
@@ -154,18 +160,21 @@ def own_sum(
     steps: int,
     sizes: tuple[int, ...] = SIZES,
     dtype: torch.dtype = torch.float32,
-    first: int = 0,
 ) -> list[torch.Tensor]:
-    """For each parameter, the sum of all ranks' gradients from step `first` to before `steps`, in
-    double precision."""
-    total = [torch.zeros(numel, dtype=torch.float64) for numel in sizes]
-    for step in range(first, steps):
-        for rank in range(world):
-            for sum_, one in zip(
-                total, divided(gradients(rank, step, sizes, dtype), world), strict=True
-            ):
-                sum_ += one
-    return total
+    """For each parameter, the sum of all ranks' gradients, in double precision."""
+    every = (sum_of_step(world, step, sizes, dtype) for step in range(steps))
+    return [sum(parts) for parts in zip(*every, strict=True)]
+
+
+def sum_of_step(
+    world: int,
+    step: int,
+    sizes: tuple[int, ...] = SIZES,
+    dtype: torch.dtype = torch.float32,
+) -> list[torch.Tensor]:
+    """The same for one step."""
+    own = (divided(gradients(rank, step, sizes, dtype), world) for rank in range(world))
+    return [sum(part.double() for part in parts) for parts in zip(*own, strict=True)]
 
 
 def kept(
