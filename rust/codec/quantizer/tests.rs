@@ -276,7 +276,7 @@ proptest! {
         let before = all.clone();
         exchange(&quantizer, &mut all, 8 - (index / BLOCK) as u64);
         let block = index / BLOCK * BLOCK..elements.min((index / BLOCK + 1) * BLOCK);
-        for host in &all {
+        for (at_host, host) in all.iter().enumerate() {
             for (at, number) in host.gradient.numbers().into_iter().enumerate() {
                 let is_as_it_should = match (block.contains(&at), poison.is_nan()) {
                     (true, true) => number.is_nan(),
@@ -286,6 +286,16 @@ proptest! {
                 prop_assert!(is_as_it_should, "{}: {}", at, number);
             }
             prop_assert!(host.residual.iter().all(|number| number.is_finite()));
+            // Of the poisoned block, nothing is kept of this step: the owner keeps what it had, and
+            // the others what they would have added.
+            let part = match block.start / BLOCK % all.len() == at_host || at_host == poisoned_host {
+                true => 1.0,
+                false => quantizer.feedback,
+            };
+            for at in block.clone() {
+                let error = (host.residual[at] - part * before[at_host].residual[at]).abs();
+                prop_assert!(error < 1e-6, "host {}, element {}: {}", at_host, at, error);
+            }
             // The turn was that of the poisoned block.
             if quantizer.uses_sizes {
                 prop_assert_eq!(&host.sizes[block.clone()], &before[0].sizes[block.clone()]);
