@@ -100,11 +100,11 @@ void bind_gradients(py::module_& module) {
              "How often a bucket was exchanged, its residual, its velocity and the sizes of its "
              "elements. In a group that has failed: the newest state after at most `step` "
              "exchanges, all complete, or the state as it is if that is not remembered.");
-  module.def("load_bucket", &load_bucket, WithGilReleased(), py::arg("backend"), py::arg("number"),
-             py::arg("step"), py::arg("residual"), py::arg("velocity"), py::arg("sizes"),
-             py::arg("owes"),
-             "Restores what bucket_state() returned. `owes` if some rank keeps a residual; all ranks "
-             "say the same.");
+  module.def(
+      "load_bucket", &load_bucket, WithGilReleased(), py::arg("backend"), py::arg("number"),
+      py::arg("step"), py::arg("residual"), py::arg("velocity"), py::arg("sizes"), py::arg("owes"),
+      "Restores what bucket_state() returned. `owes` if some rank keeps a residual; all ranks "
+      "say the same.");
   module.def("set_momentum", &set_momentum, WithGilReleased(), py::arg("backend"),
              py::arg("factor"), py::arg("nesterov"),
              "Takes the momentum over from the optimizer; a factor of 0 gives it back.");
