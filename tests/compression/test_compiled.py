@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
 import gflow
-from tests.compression.jobs import REPEATED, options_of, same_bits
+from tests.compression.jobs import LOSSLESS, REPEATED, options_of, same_bits
 from tests.ddp.models import WIDTH, batch, loss_of
 from tests.ranks import Team
 
@@ -80,7 +80,8 @@ def test_a_compiled_model_trains_as_it_does_without(
         assert found["sent as"] == plain["sent as"]
         assert same_bits(found["weights"], compiled[0]["weights"])
         # It rounds elsewhere, which may change what an element is sent as.
-        torch.testing.assert_close(found["weights"], plain["weights"], rtol=0.0, atol=5e-3)
+        most = 5e-3 if family in LOSSLESS else 5e-2
+        torch.testing.assert_close(found["weights"], plain["weights"], rtol=0.0, atol=most)
 
 
 # Compiled autograd knows no other reducer.
