@@ -128,7 +128,13 @@ def bucket_state(
     backend: Backend, number: int, step: int | None = None
 ) -> tuple[int, Tensor, Tensor, Tensor]: ...
 def load_bucket(
-    backend: Backend, number: int, step: int, residual: Tensor, velocity: Tensor, sizes: Tensor
+    backend: Backend,
+    number: int,
+    step: int,
+    residual: Tensor,
+    velocity: Tensor,
+    sizes: Tensor,
+    owes: bool,
 ) -> None: ...
 def set_momentum(backend: Backend, factor: float, nesterov: bool) -> None: ...
 def set_stepping(backend: Backend, stepping: str) -> None: ...

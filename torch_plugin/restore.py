@@ -144,6 +144,10 @@ class Loadable:
     steps: list[int]
     kept: dict[int, tuple[int, dict[str, torch.Tensor]]]
 
+    def owes(self) -> bool:
+        """Whether a residual is kept here."""
+        return any(bool(kept["residual"].any()) for _, kept in self.kept.values())
+
     def digest_of_sizes(self) -> str:
         """Equal for equal sizes."""
         digest = hashlib.sha256()
@@ -179,7 +183,9 @@ def loadable(
     return found
 
 
-def restore(found: Loadable, steps: list[int], *, with_sizes: bool, backend: Any) -> None:
+def restore(
+    found: Loadable, steps: list[int], *, with_sizes: bool, owes: bool, backend: Any
+) -> None:
     """Load it.
 
     Args:
@@ -187,11 +193,12 @@ def restore(found: Loadable, steps: list[int], *, with_sizes: bool, backend: Any
         steps: of each model, the same on all ranks.
         with_sizes: whether all hosts have the same sizes. They must: so otherwise all start with
             none, and the exchange measures them anew.
+        owes: whether some rank keeps a residual. Then exact exchanges bring it first.
         backend: of the group.
     """
     for number, (model, kept) in found.kept.items():
         sizes = {} if with_sizes else {"sizes": torch.zeros(0)}
-        native.library.load_bucket(backend, number, steps[model], **(kept | sizes))
+        native.library.load_bucket(backend, number, steps[model], **(kept | sizes), owes=owes)
 
 
 def saved_model(state: State, names: Names, index: int) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gflow import native
+from gflow import native, stepping
 from gflow.backend import backend_of, group_or_default
 from gflow.buckets import (
     Bucket,
@@ -98,6 +98,8 @@ def state_dict(group: dist.ProcessGroup | None = None, *, models: Models = None)
         "place": local_rank,
         # What "auto" stood for; empty with another method.
         "chosen_method": native.library.chosen_method(backend),
+        # How its optimizers step, as far as it was seen.
+        "stepping": stepping.seen(group),
         "models": saved,
     }
 
@@ -155,9 +157,11 @@ def load_state_dict(
     if strict:
         _refuse(unequal)
     steps = [max(of_model) for of_model in zip(*(one.steps for one in everyones), strict=True)]
-    restore(own, steps, with_sizes=not _sizes_differ(everyones), backend=backend)
+    owes = any(one.owes for one in everyones)
+    restore(own, steps, with_sizes=not _sizes_differ(everyones), owes=owes, backend=backend)
     if chosen := states[0].get("chosen_method"):
         native.library.set_chosen_method(backend, chosen)
+    stepping.expect(group, states[0].get("stepping", []))
     log = GroupLogger.of_group(group)
     for what in dropped:
         log.warning("dropped from the state that was loaded: %s", what)
@@ -170,11 +174,12 @@ class _Found(NamedTuple):
     local_rank: int
     steps: list[int]
     sizes: str
+    owes: bool
 
 
 def _everyones(group: dist.ProcessGroup, own: Loadable, local_rank: int) -> list[_Found]:
     everyones: list[Any] = [None] * group.size()
-    found = _Found(local_rank, own.steps, own.digest_of_sizes())
+    found = _Found(local_rank, own.steps, own.digest_of_sizes(), own.owes())
     dist.all_gather_object(everyones, found, group=group)
     return everyones
 

@@ -9,6 +9,7 @@ ranks agree on it with every bucket; as long as they do not know, nothing below 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -45,6 +46,8 @@ _SIZES = {"exp_avg_sq", "exp_inf", "max_exp_avg_sq", "square_avg", "sum_of_squar
 _seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
 #: For each group that follows its optimizers, by name: the kinds that were seen.
 _groups: dict[str, set[str]] = {}
+#: For each such group that has loaded a state: the kinds that were seen before.
+_expected: dict[str, list[str]] = {}
 _is_watching = False
 
 
@@ -71,6 +74,7 @@ def follow(group: str, backend: Any, option: str) -> None:
     """Tell a new group what its option ``optimizer`` says, or else which optimizers step."""
     global _is_watching
     _groups.pop(group, None)
+    _expected.pop(group, None)
     if option != "auto":
         native.library.set_stepping(backend, NAMES[option])
         return
@@ -80,6 +84,20 @@ def follow(group: str, backend: Any, option: str) -> None:
     if not _is_watching:
         register_optimizer_step_pre_hook(_look_at)
         _is_watching = True
+
+
+def seen(group: dist.ProcessGroup) -> list[str]:
+    """The kinds of optimizers that were seen to step for a group, for its saved state."""
+    name = dist.distributed_c10d._world.pg_names[group]
+    return sorted(_groups.get(name, ()) or _expected.get(name, ()))
+
+
+def expect(group: dist.ProcessGroup, kinds: list[str]) -> None:
+    """Go on with the kinds of a saved state until an optimizer is seen: gradients come first."""
+    name = dist.distributed_c10d._world.pg_names[group]
+    if name in _groups and not _groups[name]:
+        _expected[name] = kinds
+        native.library.set_stepping(backend_of(group), _together(kinds))
 
 
 def _look_at(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -105,11 +123,15 @@ def _steps_for(numbers: set[int], group: dist.ProcessGroup) -> bool:
     return any(id(p) in numbers for model in models for p in parameters_of(model).values())
 
 
+def _together(kinds: Collection[str]) -> str:
+    # Of optimizers of different kinds, which may share a bucket, nothing can be said.
+    return next(iter(kinds)) if len(kinds) == 1 else ""
+
+
 def _tell(group: dist.ProcessGroup, name: str, kind: str) -> None:
     kinds = _groups[name]
     kinds.add(kind)
-    # Of optimizers of different kinds, which may share a bucket, nothing can be said.
-    said = kind if len(kinds) == 1 else ""
+    said = _together(kinds)
     try:
         native.library.set_stepping(backend_of(group), said)
     except RuntimeError as error:

@@ -131,7 +131,7 @@ class GflowBackend : public Backend {
   // State that gradients carry between steps. Each call waits for all collectives called before it.
   // In a group that has failed: the newest state after at most `step` exchanges.
   BucketState bucket_state(uint32_t number, uint64_t step) const;
-  void load_bucket(uint32_t number, BucketState state);
+  void load_bucket(uint32_t number, BucketState state, bool owes);
   void set_momentum(float factor, bool nesterov);
   void set_stepping(const std::string& stepping);
   std::string chosen_method() const;

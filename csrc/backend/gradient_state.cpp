@@ -38,8 +38,8 @@ BucketState GflowBackend::bucket_state(uint32_t number, uint64_t step) const {
   return as_backend_error([&] { return group_->bucket_state(number, step, timeout_ms()); });
 }
 
-void GflowBackend::load_bucket(uint32_t number, BucketState state) {
-  as_backend_error([&] { group_->load_bucket(number, std::move(state), timeout_ms()); });
+void GflowBackend::load_bucket(uint32_t number, BucketState state, bool owes) {
+  as_backend_error([&] { group_->load_bucket(number, std::move(state), owes, timeout_ms()); });
 }
 
 void GflowBackend::set_momentum(float factor, bool nesterov) {

@@ -45,9 +45,10 @@ SavedBucket bucket_state(const BackendPtr& backend, uint32_t number, std::option
 }
 
 void load_bucket(const BackendPtr& backend, uint32_t number, uint64_t step,
-                 const at::Tensor& residual, const at::Tensor& velocity, const at::Tensor& sizes) {
+                 const at::Tensor& residual, const at::Tensor& velocity, const at::Tensor& sizes,
+                 bool owes) {
   gflow_backend(backend).load_bucket(
-      number, BucketState{step, to_rust(residual), to_rust(velocity), to_rust(sizes)});
+      number, BucketState{step, to_rust(residual), to_rust(velocity), to_rust(sizes)}, owes);
 }
 
 void set_momentum(const BackendPtr& backend, float factor, bool nesterov) {
@@ -99,9 +100,11 @@ void bind_gradients(py::module_& module) {
              "How often a bucket was exchanged, its residual, its velocity and the sizes of its "
              "elements. In a group that has failed: the newest state after at most `step` "
              "exchanges, all complete, or the state as it is if that is not remembered.");
-  module.def("load_bucket", &load_bucket, WithGilReleased(), py::arg("backend"), py::arg("number"),
-             py::arg("step"), py::arg("residual"), py::arg("velocity"), py::arg("sizes"),
-             "Restores what bucket_state() returned.");
+  module.def(
+      "load_bucket", &load_bucket, WithGilReleased(), py::arg("backend"), py::arg("number"),
+      py::arg("step"), py::arg("residual"), py::arg("velocity"), py::arg("sizes"), py::arg("owes"),
+      "Restores what bucket_state() returned. `owes` if some rank keeps a residual; all ranks "
+      "say the same.");
   module.def("set_momentum", &set_momentum, WithGilReleased(), py::arg("backend"),
              py::arg("factor"), py::arg("nesterov"),
              "Takes the momentum over from the optimizer; a factor of 0 gives it back.");

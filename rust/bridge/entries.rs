@@ -79,6 +79,7 @@ mod declared {
             self: &Group,
             number: u32,
             state: BucketState,
+            owes: bool,
             timeout_ms: u64,
         ) -> Result<()>;
         fn set_momentum(self: &Group, factor: f32, nesterov: bool, timeout_ms: u64) -> Result<()>;

@@ -41,12 +41,13 @@ impl Group {
         &self,
         number: u32,
         state: types::BucketState,
+        owes: bool,
         timeout_ms: u64,
     ) -> Result<()> {
         self.guard(|| {
             let types::BucketState { step, residual, velocity, sizes } = state;
             let state = BucketState { step, residual, velocity, sizes };
-            self.0.engine.load_bucket(number, state, milliseconds(timeout_ms))
+            self.0.engine.load_bucket(number, state, owes, milliseconds(timeout_ms))
         })
     }
 

@@ -43,8 +43,15 @@ impl Engine {
         self.with_gradients(limit, |gradients| gradients.state_of(number, limit))
     }
 
-    /// Replaces the state of a bucket by one that was saved.
-    pub fn load_bucket(&self, number: u32, state: BucketState, limit: Duration) -> Result<()> {
+    /// Replaces the state of a bucket by one that was saved. It `owes` if some rank keeps a residual of
+    /// it; all ranks say the same.
+    pub fn load_bucket(
+        &self,
+        number: u32,
+        state: BucketState,
+        owes: bool,
+        limit: Duration,
+    ) -> Result<()> {
         if state
             .residual
             .iter()
@@ -56,7 +63,7 @@ impl Engine {
             let what = format!("gflow: the state of bucket {number} has infinity or NaN in it");
             return Err(Error::Operation(what));
         }
-        self.with_gradients(limit, |gradients| gradients.load(number, state))
+        self.with_gradients(limit, |gradients| gradients.load(number, state, owes))
     }
 
     /// Takes the momentum over from the optimizer; `None` gives it back.

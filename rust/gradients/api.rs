@@ -184,8 +184,9 @@ impl<T> Gradients<T> {
         self.exchanger.store.state_of(bucket, limit)
     }
 
-    /// Replaces the state of a bucket by one that was saved.
-    pub fn load(&mut self, bucket: u32, state: BucketState) {
-        self.exchanger.store.load(bucket, state);
+    /// Replaces the state of a bucket by one that was saved. It `owes` if some rank keeps a residual of
+    /// it; all ranks say the same.
+    pub fn load(&mut self, bucket: u32, state: BucketState, owes: bool) {
+        self.exchanger.store.load(bucket, state, owes);
     }
 }

@@ -2,7 +2,7 @@
 //! yet), the velocity if the engine has taken over the momentum, and the sizes of its elements if a
 //! quantiser follows them. All cover this rank's shard only, and hold finite numbers only.
 
-use super::config::Treatment;
+use super::config::{Treatment, WhyExact};
 use super::state_buffer::{Location, StateBuffer};
 use super::unused::Delivered;
 use crate::codec::Momentum;
@@ -33,6 +33,11 @@ pub struct Bucket {
     pub delivered: Option<Delivered>,
     /// How it was exchanged last, to log changes only.
     treated: Option<Treatment>,
+    /// Whether some rank may keep a residual of it, so that an exact exchange has to bring that. All
+    /// ranks say the same.
+    may_owe: bool,
+    /// The same as of [`Bucket::commit`].
+    might_owe: bool,
 }
 
 /// A bucket's state in host memory, as it is saved and loaded.
@@ -121,13 +126,25 @@ impl Bucket {
         (self.is_changing || self.completed > step) && !remembers
     }
 
-    /// Whether it was compressed when it was exchanged last.
-    pub fn was_compressed(&self) -> bool {
-        matches!(self.treated, Some(Treatment::Compressed(_)))
+    /// Whether an exact exchange has to bring what some rank may keep of it.
+    pub fn may_owe(&self) -> bool {
+        self.may_owe
+    }
+
+    /// Its state was loaded, and some rank may keep a residual of it.
+    pub fn owes(mut self, may_owe: bool) -> Bucket {
+        (self.may_owe, self.might_owe) = (may_owe, may_owe);
+        self
     }
 
     /// Notes how it is exchanged, and logs it if that has changed.
     pub fn note_treatment(&mut self, number: u32, treatment: Treatment) {
+        match treatment {
+            Treatment::Compressed(_) => self.may_owe = true,
+            Treatment::Exact(WhyExact::Method) => self.may_owe = false,
+            // These leave what is kept as it is.
+            Treatment::Exact(_) => {}
+        }
         if self.treated.replace(treatment).is_some_and(|before| before.is_like(treatment)) {
             return;
         }
@@ -197,6 +214,7 @@ impl Bucket {
 
     /// Goes back to the state before the exchanges since [`Bucket::commit`].
     pub fn undo(&mut self) {
+        self.may_owe = self.might_owe;
         if std::mem::take(&mut self.backup.is_valid) {
             std::mem::swap(&mut self.residual, &mut self.backup.residual);
             std::mem::swap(&mut self.velocity, &mut self.backup.velocity);
@@ -206,12 +224,14 @@ impl Bucket {
 
     /// The exchanges so far can no longer be undone.
     pub fn commit(&mut self) {
+        self.might_owe = self.may_owe;
         self.backup.is_valid = false;
     }
 
     /// Frees the memory that [`Bucket::begin_change`] needs.
     pub fn drop_backup(&mut self) {
         self.backup = Backup::default();
+        self.might_owe = self.may_owe;
     }
 
     /// Multiplies its state: the unit of the gradients has changed by this factor. A scale that grows
@@ -247,6 +267,7 @@ fn copy_state(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::codec::{Coding, Wire};
 
     const MOMENTUM: Option<Momentum> = Some(Momentum { factor: 0.9, nesterov: false });
 
@@ -284,6 +305,28 @@ mod tests {
         bucket.commit();
         bucket.undo();
         assert_eq!(bucket.residual.as_host_mut().unwrap(), [7.0; 3]);
+    }
+
+    #[test]
+    fn what_is_kept_is_owed_until_an_exact_exchange_has_brought_it() {
+        let compressed = Treatment::Compressed(Coding::Chunks { density: 0.1, wire: Wire::F16 });
+        let exact = Treatment::Exact(WhyExact::Method);
+        let mut bucket = bucket(1.0);
+        assert!(!bucket.may_owe());
+        for treatment in [compressed, Treatment::Exact(WhyExact::WarmUp)] {
+            bucket.note_treatment(1, treatment);
+            assert!(bucket.may_owe());
+        }
+        bucket.commit();
+        bucket.note_treatment(1, exact);
+        assert!(!bucket.may_owe());
+        // The step was skipped, so it has brought nothing.
+        bucket.undo();
+        assert!(bucket.may_owe());
+        bucket.note_treatment(1, exact);
+        bucket.commit();
+        bucket.undo();
+        assert!(!bucket.may_owe());
     }
 
     /// The step and the first value of the state after at most `step` exchanges.

@@ -76,7 +76,7 @@ impl Exchanger {
         let kept = self.store.entry(bucket.number);
         let treatment = match wanted {
             // Once more compressed, but without loss: what is kept of the bucket goes along.
-            Treatment::Exact(WhyExact::Method) if kept.was_compressed() => {
+            Treatment::Exact(WhyExact::Method) if kept.may_owe() => {
                 Treatment::Compressed(Coding::Chunks { density: 1.0, wire: Wire::F32 })
             }
             other => other,

@@ -124,8 +124,9 @@ impl BucketStore {
         self.get(number).map_or(Ok(BucketState::default()), |bucket| bucket.state(limit))
     }
 
-    /// Replaces the state of a bucket by one that was saved.
-    pub fn load(&mut self, number: u32, state: BucketState) {
-        self.buckets.insert(number, Bucket::from(state));
+    /// Replaces the state of a bucket by one that was saved, of which some rank keeps a residual if it
+    /// `owes`.
+    pub fn load(&mut self, number: u32, state: BucketState, owes: bool) {
+        self.buckets.insert(number, Bucket::from(state).owes(owes));
     }
 }

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -25,8 +26,29 @@ CHUNK = 64
 DENSITY = 0.1
 WARMUP = 2
 
-# One of each family of codecs. Ternary is quinary as long as the optimizer is unknown.
-METHODS = ("chunks", "int8", "int3", "ternary", "fp16")
+# One of each family of codecs, ternary for each kind of optimizer; and the part of what is kept
+# that is added to the next gradient. The rest is let go.
+FEEDBACK = {
+    "chunks": 1.0,
+    "fp16": 1.0,
+    "int8": 1.0,
+    "int3": 0.5,
+    "ternary-adam": 0.75,
+    "ternary-sgd": 0.5,
+}
+FAMILIES = tuple(FEEDBACK)
+# Where a case is repeated: one that is summed on the wire, and one that goes in two legs.
+REPEATED = [
+    pytest.param(family, marks=() if family in ("chunks", "ternary-adam") else pytest.mark.thorough)
+    for family in FAMILIES
+]
+LOSSLESS = tuple(family for family in FAMILIES if FEEDBACK[family] == 1.0)
+
+
+def options_of(family: str) -> dict[str, str]:
+    """The options that choose a family."""
+    method, _, optimizer = family.partition("-")
+    return {"method": method} | ({"optimizer": optimizer} if optimizer else {})
 
 
 @dataclass(frozen=True)
@@ -103,7 +125,16 @@ class Record:
     # By step and parameter.
     delivered: list[list[torch.Tensor]] = field(default_factory=list)
     layout: list[list[int]] = field(default_factory=list)
+    # After each step; and at the end.
+    states: list[dict[str, Any]] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
+
+    def note(self, model: DistributedDataParallel) -> None:
+        """Takes the gradients of a step from the model, and notes them with what is kept."""
+        self.delivered.append(take_gradients(model))
+        # Looking for all models would take a tenth of a second.
+        self.state = gflow.state_dict(models=[model])
+        self.states.append(self.state)
 
 
 def train(
@@ -119,9 +150,8 @@ def train(
     record = Record()
     for step in range(steps):
         model(gradients(rank, step, sizes, dtype)).backward()
-        record.delivered.append(take_gradients(model))
+        record.note(model)
     record.layout = layout_of(model)
-    record.state = gflow.state_dict()
     return record
 
 
@@ -132,14 +162,19 @@ def own_sum(
     dtype: torch.dtype = torch.float32,
 ) -> list[torch.Tensor]:
     """For each parameter, the sum of all ranks' gradients, in double precision."""
-    total = [torch.zeros(numel, dtype=torch.float64) for numel in sizes]
-    for step in range(steps):
-        for rank in range(world):
-            for sum_, one in zip(
-                total, divided(gradients(rank, step, sizes, dtype), world), strict=True
-            ):
-                sum_ += one
-    return total
+    every = (sum_of_step(world, step, sizes, dtype) for step in range(steps))
+    return [sum(parts) for parts in zip(*every, strict=True)]
+
+
+def sum_of_step(
+    world: int,
+    step: int,
+    sizes: tuple[int, ...] = SIZES,
+    dtype: torch.dtype = torch.float32,
+) -> list[torch.Tensor]:
+    """The same for one step."""
+    own = (divided(gradients(rank, step, sizes, dtype), world) for rank in range(world))
+    return [sum(part.double() for part in parts) for parts in zip(*own, strict=True)]
 
 
 def kept(
@@ -169,6 +204,17 @@ def residuals(state: dict[str, Any]) -> list[torch.Tensor]:
     return [bucket["residual"] for model in state["models"] for bucket in model["buckets"]]
 
 
+def everything_kept(state: dict[str, Any]) -> list[torch.Tensor]:
+    """Residuals, velocities and sizes of one rank, bucket by bucket."""
+    buckets = [bucket for model in state["models"] for bucket in model["buckets"]]
+    return [bucket[kind] for bucket in buckets for kind in ("residual", "velocity", "sizes")]
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    # NumPy does not know bfloat16.
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
 def same_bits(left: Any, right: Any) -> bool:
     """Whether two nested structures are equal, tensors to the bit."""
     if isinstance(left, torch.Tensor):
@@ -176,7 +222,7 @@ def same_bits(left: Any, right: Any) -> bool:
             isinstance(right, torch.Tensor)
             and left.dtype == right.dtype
             and left.shape == right.shape
-            and left.numpy().tobytes() == right.numpy().tobytes()
+            and bytes_of(left) == bytes_of(right)
         )
     if isinstance(left, dict):
         return left.keys() == right.keys() and all(same_bits(left[k], right[k]) for k in left)

@@ -1,35 +1,42 @@
-"""Tests that nothing is lost and replicas agree however DDP is used: its modes, accumulation,
-clipping, joins, activation checkpoints, frozen and unused layers."""
+"""Tests that nothing is lost but what a codec says, and that replicas agree, however DDP is used:
+its modes, accumulation, clipping, joins, activation checkpoints, frozen and unused layers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.join import Join
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import gflow
 from tests.compression.jobs import (
-    METHODS,
+    FAMILIES,
+    LOSSLESS,
+    REPEATED,
     SIZES,
     SMALL_BUCKETS,
     Chosen,
     PrescribedGradients,
+    Record,
+    divided,
     gradients,
     kept,
+    options_of,
     own_sum,
     same_bits,
+    sum_of_step,
     take_gradients,
     train,
 )
-from tests.compression.test_conservation import check_that_nothing_is_lost
+from tests.compression.test_conservation import check_every_step, check_that_nothing_is_lost
 from tests.ddp.models import WIDTH, batch, loss_of
 from tests.ranks import Team
 from tests.ranks.membership import rendezvous
@@ -58,14 +65,15 @@ MODES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("fusion_bytes", [0, 1 << 24], ids=["one_by_one", "fused"])
 @pytest.mark.parametrize("mode", MODES)
-def test_nothing_is_lost_in_any_mode_of_ddp(
-    compressing: Callable[..., Team], mode: str, fusion_bytes: int
+@pytest.mark.parametrize("family", REPEATED)
+def test_every_step_loses_only_what_the_codec_says_in_any_mode_of_ddp(
+    compressing: Callable[..., Team], family: str, mode: str, fusion_bytes: int
 ) -> None:
     options = {"bucket_cap_mb": SMALL_BUCKETS, **MODES[mode]}
-    records = compressing(2, fusion_bytes=fusion_bytes).run(train, STEPS, options)
-    assert same_bits(records[0].delivered, records[1].delivered)
-    assert 0 < nonzero(records[0].delivered[-1]) <= SENT
-    check_that_nothing_is_lost(records, 2, STEPS)
+    team = compressing(2, fusion_bytes=fusion_bytes, **options_of(family))
+    records = team.run(train, STEPS, options)
+    assert 0 < nonzero(records[0].delivered[-1]) <= (SENT if family == "chunks" else sum(SIZES))
+    check_every_step(records, family, partial(sum_of_step, 2))
 
 
 def lazily(rank: int, world: int) -> list[int]:
@@ -106,8 +114,6 @@ def test_the_debugging_wrapper_of_torch_changes_nothing(ranks: Callable[..., Tea
 
 def accumulate(rank: int, world: int, how: str) -> Any:
     """Three backward passes per step; the last is exchanged."""
-    from tests.compression.jobs import Record
-
     options = {"gradient_as_bucket_view": True} if how == "bucket_view" else {}
     model = DistributedDataParallel(PrescribedGradients(), **options)
     record = Record()
@@ -116,24 +122,27 @@ def accumulate(rank: int, world: int, how: str) -> Any:
             with model.no_sync():
                 model(gradients(rank, 3 * step + part)).backward()
         model(gradients(rank, 3 * step + 2)).backward()
-        record.delivered.append(take_gradients(model))
-    record.state = gflow.state_dict()
+        record.note(model)
     return record
 
 
+def sum_of_three_passes(step: int) -> list[torch.Tensor | None]:
+    passes = (sum_of_step(2, 3 * step + part) for part in range(3))
+    return [sum(parts) for parts in zip(*passes, strict=True)]
+
+
 @pytest.mark.parametrize("how", ["plain", "bucket_view"])
-def test_nothing_is_lost_when_gradients_are_accumulated(
-    compressing: Callable[..., Team], how: str
+@pytest.mark.parametrize("family", FAMILIES)
+def test_accumulated_gradients_are_exchanged_once(
+    compressing: Callable[..., Team], family: str, how: str
 ) -> None:
-    records = compressing(2).run(accumulate, how)
-    assert 0 < nonzero(records[0].delivered[-1]) <= SENT
-    check_that_nothing_is_lost(records, 2, 3 * STEPS)
+    records = compressing(2, **options_of(family)).run(accumulate, how)
+    assert 0 < nonzero(records[0].delivered[-1]) <= (SENT if family == "chunks" else sum(SIZES))
+    check_every_step(records, family, sum_of_three_passes)
 
 
 def accumulate_what_was_exchanged(rank: int, world: int) -> Any:
     """Two exchanged backward passes per step, into the same gradients."""
-    from tests.compression.jobs import Record
-
     model = DistributedDataParallel(PrescribedGradients())
     record = Record()
     for step in range(STEPS):
@@ -144,10 +153,11 @@ def accumulate_what_was_exchanged(rank: int, world: int) -> Any:
     return record
 
 
+@pytest.mark.parametrize("family", LOSSLESS)
 def test_nothing_is_lost_when_exchanged_gradients_are_added_to(
-    compressing: Callable[..., Team],
+    compressing: Callable[..., Team], family: str
 ) -> None:
-    records = compressing(2).run(accumulate_what_was_exchanged)
+    records = compressing(2, **options_of(family)).run(accumulate_what_was_exchanged)
     assert same_bits(records[0].delivered, records[1].delivered)
     check_that_nothing_is_lost(records, 2, 2 * STEPS)
 
@@ -166,27 +176,43 @@ def clip(rank: int, world: int) -> tuple[list[float], list[torch.Tensor]]:
     return norms, [p.detach() for p in model.parameters()]
 
 
-def test_gradients_can_be_clipped(compressing: Callable[..., Team]) -> None:
-    (norms, weights), (_, others) = compressing(2).run(clip)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_can_be_clipped(compressing: Callable[..., Team], family: str) -> None:
+    (norms, weights), (_, others) = compressing(2, **options_of(family)).run(clip)
     assert norms == pytest.approx([1.0] * 8, rel=1e-3)
     assert same_bits(weights, others)
 
 
-def uneven(rank: int, world: int, counts: list[int]) -> Any:
-    from tests.compression.jobs import Record
+class Noting(Joinable, JoinHook):
+    """Notes what is kept on a rank that has run out of data, after each step of the others."""
 
+    join_device = torch.device("cpu")
+
+    def __init__(self, model: DistributedDataParallel, record: Record) -> None:
+        super().__init__()
+        self.model, self.record = model, record
+
+    @property
+    def join_process_group(self) -> Any:
+        return self.model.process_group
+
+    def join_hook(self, **_: Any) -> JoinHook:
+        return self
+
+    def main_hook(self) -> None:
+        self.record.states.append(gflow.state_dict(models=[self.model]))
+
+
+def uneven(rank: int, world: int, counts: list[int]) -> tuple[Record, list[torch.Tensor]]:
     model = DistributedDataParallel(PrescribedGradients(), bucket_cap_mb=SMALL_BUCKETS)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     record = Record()
-    with Join([model]):
+    with Join([model, Noting(model, record)]):
         for step in range(counts[rank]):
-            optimizer.zero_grad()
             model(gradients(rank, step)).backward()
             optimizer.step()
-    # join() gave all ranks the weights of the one that finished last.
-    record.delivered = [[-weight.detach() for weight in model.parameters()]]
-    record.state = gflow.state_dict()
-    return record
+            record.note(model)
+    return record, [weight.detach() for weight in model.parameters()]
 
 
 @pytest.mark.parametrize("fusion_bytes", [0, 1 << 24], ids=["one_by_one", "fused"])
@@ -194,19 +220,26 @@ def uneven(rank: int, world: int, counts: list[int]) -> Any:
     ("where", "counts"),
     [("ab", [6, 14]), ("ab", [14, 9]), ("abc", [5, 14, 8]), ("aab", [9, 5, 14])],
 )
-def test_nothing_is_lost_when_ranks_run_out_of_data(
-    compressing: Callable[..., Team], where: str, counts: list[int], fusion_bytes: int
+@pytest.mark.parametrize("family", REPEATED)
+def test_every_step_loses_only_what_the_codec_says_when_ranks_run_out_of_data(
+    compressing: Callable[..., Team],
+    family: str,
+    where: str,
+    counts: list[int],
+    fusion_bytes: int,
 ) -> None:
-    records = compressing(where, fusion_bytes=fusion_bytes).run(uneven, counts)
-    left = kept([record.state for record in records])
-    for index, numel in enumerate(SIZES):
-        total = torch.zeros(numel, dtype=torch.float64)
-        for rank, count in enumerate(counts):
-            for step in range(count):
-                total += gradients(rank, step)[index].double() / len(where)
-        for record in records:
-            found = record.delivered[0][index].double() + left[f"weights.{index}"]
-            assert (found - total).abs().max() <= 5e-6 * total.abs().max(), index
+    def came(step: int) -> list[torch.Tensor | None]:
+        ranks = [rank for rank, count in enumerate(counts) if step < count]
+        own = (divided(gradients(rank, step), len(counts)) for rank in ranks)
+        return [sum(part.double() for part in parts) for parts in zip(*own, strict=True)]
+
+    team = compressing(where, fusion_bytes=fusion_bytes, **options_of(family))
+    first, second = team.run(uneven, counts), team.run(uneven, counts)
+    check_every_step([record for record, _ in first], family, came)
+    # join() gave all ranks the weights of the one that finished last.
+    for (record, weights), (again, weights_again) in zip(first, second, strict=True):
+        assert same_bits(weights, first[0][1])
+        assert same_bits([vars(record), weights], [vars(again), weights_again])
 
 
 class Branches(nn.Module):
@@ -226,47 +259,36 @@ def branch_of(rank: int, step: int, same: bool) -> int:
 
 
 def alternate(rank: int, world: int, same: bool, bucket_view: bool) -> Any:
-    from tests.compression.jobs import Record
-
     model = DistributedDataParallel(
         Branches(), find_unused_parameters=True, gradient_as_bucket_view=bucket_view
     )
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     record = Record()
     for step in range(20):
-        optimizer.zero_grad()
         given: list[torch.Tensor | None] = list(gradients(rank, step, (640, 640, 640)))
         given[3 - branch_of(rank, step, same)] = None
         model(given).backward()
-        optimizer.step()
-    record.delivered = [[-weight.detach() for weight in model.parameters()]]
-    record.state = gflow.state_dict()
+        record.note(model)
     return record
 
 
 @pytest.mark.parametrize("bucket_view", [False, True], ids=["plain", "bucket_view"])
 @pytest.mark.parametrize("same", [True, False], ids=["same_on_all", "different"])
-@pytest.mark.parametrize(
-    ("where", "method"),
-    [("ab", "chunks"), ("aabb", "chunks"), ("abc", "int8"), ("aab", "int8"), ("ab", "fp16")],
-)
-def test_nothing_is_lost_when_layers_are_used_in_turns(
-    compressing: Callable[..., Team], where: str, method: str, same: bool, bucket_view: bool
+@pytest.mark.parametrize("where", ["ab", "aab", "abc", "aabb"])
+@pytest.mark.parametrize("family", REPEATED)
+def test_every_step_loses_only_what_the_codec_says_when_layers_are_used_in_turns(
+    compressing: Callable[..., Team], family: str, where: str, same: bool, bucket_view: bool
 ) -> None:
-    team = compressing(where, density=0.4, method=method)
+    def came(step: int) -> list[torch.Tensor | None]:
+        sums: list[torch.Tensor | None] = [None] * 3
+        for rank in range(len(where)):
+            own = divided(gradients(rank, step, (640, 640, 640)), len(where))
+            for index in (0, branch_of(rank, step, same)):
+                sums[index] = own[index].double() + (0.0 if sums[index] is None else sums[index])
+        return sums
+
+    team = compressing(where, density=0.4, **options_of(family))
     records = team.run(alternate, same, bucket_view)
-    world = len(where)
-    for record in records:
-        assert same_bits(record.delivered, records[0].delivered)
-    left = kept([record.state for record in records])
-    for index in range(3):
-        total = torch.zeros(640, dtype=torch.float64)
-        for rank in range(world):
-            for step in range(20):
-                if index in (0, branch_of(rank, step, same)):
-                    total += gradients(rank, step, (640, 640, 640))[index].double() / world
-        found = records[0].delivered[0][index].double() + left[f"weights.{index}"]
-        assert (found - total).abs().max() <= 5e-6 * total.abs().max(), index
+    check_every_step(records, family, came, tolerance=5e-6)
 
 
 def leave_out(rank: int, world: int, momentum: bool) -> list[dict[str, Any]]:
@@ -290,11 +312,12 @@ def leave_out(rank: int, world: int, momentum: bool) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("momentum", [False, True], ids=["plain", "take_momentum"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_kept_of_a_parameter_stays_while_no_rank_uses_it(
-    compressing: Callable[..., Team], method: str, momentum: bool
+    compressing: Callable[..., Team], family: str, momentum: bool
 ) -> None:
-    answers = compressing("abc", density=0.4, method=method).run(leave_out, momentum)
+    team = compressing("abc", density=0.4, **options_of(family))
+    answers = team.run(leave_out, momentum)
     for kind in ("residual", "velocity"):
         before, after = (kept([states[when] for states in answers], kind) for when in (0, 1))
         if kind == "velocity" and not momentum:
@@ -363,10 +386,16 @@ def train_checkpointed(
 
 @pytest.mark.parametrize("fusion_bytes", [0, 1 << 24], ids=["one_by_one", "fused"])
 @pytest.mark.parametrize(("reentrant", "static_graph"), [(False, False), (True, True)])
+@pytest.mark.parametrize("family", REPEATED)
 def test_layers_that_are_computed_twice_train_as_others(
-    compressing: Callable[..., Team], reentrant: bool, static_graph: bool, fusion_bytes: int
+    compressing: Callable[..., Team],
+    family: str,
+    reentrant: bool,
+    static_graph: bool,
+    fusion_bytes: int,
 ) -> None:
-    team = compressing(2, fusion_bytes=fusion_bytes, density=0.3, chunk=16)
+    options = {"fusion_bytes": fusion_bytes, "density": 0.3, "chunk": 16}
+    team = compressing(2, **options, **options_of(family))
     found = team.run(train_checkpointed, reentrant, static_graph)
     expected = team.run(train_checkpointed, None, static_graph)
     assert same_bits(found[0], found[1])
@@ -415,8 +444,6 @@ def test_a_skipped_step_is_undone_also_if_its_layers_are_computed_twice(
 
 def in_a_sub_group(rank: int, world: int) -> Any:
     """Ranks 0 and 2 train one model, rank 1 trains another alone; each compresses separately."""
-    from tests.compression.jobs import Record
-
     pair = dist.new_group([0, 2], pg_options=Chosen(None)())
     alone = dist.new_group([1], pg_options=Chosen(None)())
     group = alone if rank == 1 else pair

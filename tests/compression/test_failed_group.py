@@ -13,7 +13,14 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import gflow
-from tests.compression.jobs import SMALL_BUCKETS, PrescribedGradients, gradients, same_bits
+from tests.compression.jobs import (
+    REPEATED,
+    SMALL_BUCKETS,
+    PrescribedGradients,
+    gradients,
+    options_of,
+    same_bits,
+)
 from tests.ranks import Died, Returned, Team
 
 STEPS = 9
@@ -73,11 +80,11 @@ def steps_of(state: dict[str, Any]) -> list[int]:
     return [bucket["step"] for bucket in state["models"][0]["buckets"]]
 
 
-@pytest.mark.parametrize("method", ["chunks", "int3"])
+@pytest.mark.parametrize("family", REPEATED)
 def test_the_state_of_the_last_complete_step_survives_a_rank_that_dies(
-    compressing: Callable[..., Team], method: str
+    compressing: Callable[..., Team], family: str
 ) -> None:
-    team = compressing(3, method=method, keep_last_step="on", fusion_bytes=0)
+    team = compressing(3, **options_of(family), keep_last_step="on", fusion_bytes=0)
     for answer in survivors(team, {}):
         assert "rank 1" in answer["error"]
         # Otherwise nothing would have to be taken back.

@@ -12,7 +12,17 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gflow
-from tests.compression.jobs import PrescribedGradients, gradients, kept, residuals, same_bits
+from tests.compression.jobs import (
+    FEEDBACK,
+    REPEATED,
+    PrescribedGradients,
+    gradients,
+    kept,
+    options_of,
+    residuals,
+    same_bits,
+    sum_of_step,
+)
 from tests.ranks import Team
 
 SIZES = (1500, 64, 700, 10)
@@ -96,15 +106,91 @@ def check_that_it_is_all_there(
         ("abab", "abc"),
     ],
 )
+@pytest.mark.parametrize("family", REPEATED)
 def test_nothing_is_lost_when_the_ranks_change(
-    compressing: Callable[..., Team], old: str, new: str
+    compressing: Callable[..., Team], old: str, new: str, family: str
 ) -> None:
-    states = compressing(old).run(save, SHAPES, 0.003, 0.9)
-    answers = compressing(new).run(load, states, SHAPES, 0.003, 0.9, {})
+    options = options_of(family)
+    states = compressing(old, **options).run(save, SHAPES, 0.003, 0.9)
+    answers = compressing(new, **options).run(load, states, SHAPES, 0.003, 0.9, {})
     check_that_it_is_all_there(states, answers, ("residual", "velocity"), list(SHAPES))
+    loaded = [answer["state"] for answer in answers]
+    assert same_bits(sizes_of(loaded), sizes_of(states))
     for answer in answers:
         assert answer["loaded"]["dropped"] == []
         assert answer["loaded"]["differences"]
+
+
+def sizes_of(states: list[Any]) -> dict[str, torch.Tensor]:
+    """By parameter, the sizes that hosts follow; they must be the same on all."""
+    hosts = {
+        state["host"]: [one for one in states if one["host"] == state["host"]] for state in states
+    }
+    first, *others = (kept(of_host, "sizes") for of_host in hosts.values())
+    assert all(same_bits(first, other) for other in others)
+    return first
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("int3", "chunks"), ("chunks", "int3"), ("int8", "fp16"), ("int3", "exact"), ("int3", "auto")],
+)
+def test_a_state_of_another_method_is_named_and_all_of_it_is_sent(
+    compressing: Callable[..., Team], old: str, new: str
+) -> None:
+    states = compressing("aab", method=old).run(save, SHAPES, 0.003, 0.0)
+    team = compressing("aab", method=new)
+    for said, _ in team.run(load_strictly, tuple(states), SHAPES):
+        assert f"the method was {old} and is {new}" in said
+    before = kept(states)
+    answers = team.run(load_and_step, states)
+    for answer in answers:
+        assert answer["loaded"]["differences"] == [f"the method was {old} and is {new}"]
+        assert answer["loaded"]["dropped"] == []
+        assert same_bits(answer["grads"], answers[0]["grads"])
+    loaded, after = (kept([answer[when] for answer in answers]) for when in ("state", "end"))
+    came = sum_of_step(3, STEPS, tuple(SHAPES.values()))
+    for key, gradient, delivered in zip(SHAPES, came, answers[0]["grads"], strict=True):
+        name = f"weights.{key}"
+        assert same_bits(loaded[name], before[name])
+        due = gradient + FEEDBACK.get(new, 1.0) * before[name]
+        off = (delivered.double() + after[name] - due).abs().max()
+        assert off <= 5e-6 * due.abs().max(), name
+        if new in ("exact", "auto"):
+            assert not after[name].any()
+
+
+def load_and_step(rank: int, world: int, states: list[Any]) -> dict[str, Any]:
+    """Loads all states and makes one step."""
+    model = DistributedDataParallel(Named(SHAPES), bucket_cap_mb=0.003)
+    loaded = gflow.load_state_dict(states, strict=False)._asdict()
+    state = gflow.state_dict()
+    train(model, rank, range(STEPS, STEPS + 1))
+    grads = [p.grad for p in model.parameters()]
+    return {"loaded": loaded, "state": state, "end": gflow.state_dict(), "grads": grads}
+
+
+def go_on_as(rank: int, world: int, states: list[Any], chosen: str) -> tuple[str, list[str]]:
+    """What gradients are sent as after a state of `auto` that stood for this was loaded."""
+    model = DistributedDataParallel(Named(SHAPES), bucket_cap_mb=0.003)
+    try:
+        gflow.load_state_dict([state | {"chosen_method": chosen} for state in states])
+    except (RuntimeError, ValueError) as error:
+        return str(error), []
+    used = []
+    for step in range(3):
+        train(model, rank, range(STEPS + step, STEPS + step + 1))
+        used.append(gflow.metrics().method)
+    return "", [*used, gflow.state_dict()["chosen_method"]]
+
+
+def test_auto_goes_on_with_what_it_stood_for(compressing: Callable[..., Team]) -> None:
+    team = compressing(2, method="auto")
+    states = team.run(save, SHAPES, 0.003, 0.0)
+    assert [state["chosen_method"] for state in states] == ["exact"] * 2
+    assert team.run(go_on_as, states, "int4") == [("", ["int4"] * 4)] * 2
+    for said, _ in team.run(go_on_as, states, "int2"):
+        assert "'int2' is no method" in said or '"int2" is no method' in said
 
 
 @pytest.mark.parametrize(

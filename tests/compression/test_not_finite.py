@@ -11,12 +11,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gflow
 from tests.compression.jobs import (
+    FAMILIES,
     SIZES,
     SMALL_BUCKETS,
     PrescribedGradients,
+    everything_kept,
     gradients,
     kept,
     layout_of,
+    options_of,
     own_sum,
     residuals,
     same_bits,
@@ -29,12 +32,18 @@ STEPS = 16
 
 
 def train_with_one_bad_element(
-    rank: int, world: int, bad_rank: int, place: tuple[int, int], value: float
+    rank: int,
+    world: int,
+    bad_rank: int,
+    place: tuple[int, int],
+    value: float,
+    dtype: torch.dtype = torch.float32,
 ) -> dict[str, Any]:
-    model = DistributedDataParallel(PrescribedGradients(), bucket_cap_mb=SMALL_BUCKETS)
+    plain = PrescribedGradients(dtype=dtype)
+    model = DistributedDataParallel(plain, bucket_cap_mb=SMALL_BUCKETS)
     delivered, states = [], []
     for step in range(STEPS):
-        given = gradients(rank, step)
+        given = gradients(rank, step, dtype=dtype)
         if step == BAD_STEP and rank == bad_rank:
             given[place[0]][place[1]] = value
         model(given).backward()
@@ -56,16 +65,32 @@ PLACES = [(0, 0), (0, 1555), (4, 9), (1, 30)]
 VALUES = [float("inf"), float("-inf"), float("nan"), float("nan")]
 
 
+TYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
 @pytest.mark.parametrize(
-    ("where", "fusion_bytes"), [("ab", 0), ("abc", 1 << 24), ("aabb", 0), ("aab", 1 << 24)]
+    ("where", "fusion_bytes", "family", "dtype"),
+    [
+        *(("ab", 0, family, dtype) for family in FAMILIES for dtype in TYPES),
+        *(("aab", 1 << 24, family, torch.float32) for family in FAMILIES),
+        ("abc", 1 << 24, "chunks", torch.float32),
+        ("aabb", 0, "chunks", torch.float32),
+    ],
+    ids=str,
 )
 def test_it_reaches_every_rank_at_once_and_never_stays(
-    compressing: Callable[..., Team], where: str, fusion_bytes: int
+    compressing: Callable[..., Team],
+    where: str,
+    fusion_bytes: int,
+    family: str,
+    dtype: torch.dtype,
 ) -> None:
-    team = compressing(where, {"kept": True}, fusion_bytes=fusion_bytes)
+    team = compressing(where, {"kept": True}, fusion_bytes=fusion_bytes, **options_of(family))
+    # A chunk, or a block.
+    most = 64 if family in ("chunks", "fp16") else 640
     for number, (place, value) in enumerate(zip(PLACES, VALUES, strict=True)):
         bad_rank = (number + 1) % len(where)
-        answers = team.run(train_with_one_bad_element, bad_rank, place, value)
+        answers = team.run(train_with_one_bad_element, bad_rank, place, value, dtype)
         for answer in answers:
             assert same_bits(answer["delivered"], answers[0]["delivered"])
             for step, delivered in enumerate(answer["delivered"]):
@@ -75,10 +100,10 @@ def test_it_reaches_every_rank_at_once_and_never_stays(
                 else:
                     bad = delivered[place[0]]
                     assert not bad[place[1]].isfinite()
-                    # That chunk and nothing else.
-                    assert sum(int((~part.isfinite()).sum()) for part in delivered) <= 64
+                    # That part and nothing else.
+                    assert sum(int((~part.isfinite()).sum()) for part in delivered) <= most
             for state in (*answer["states"], answer["end"]):
-                assert all(residual.isfinite().all() for residual in residuals(state))
+                assert all(bool(one.isfinite().all()) for one in everything_kept(state))
 
 
 def test_only_the_gradient_of_the_bad_chunk_is_given_up(compressing: Callable[..., Team]) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gflow
-from tests.compression.jobs import residuals, same_bits
+from tests.compression.jobs import FAMILIES, options_of, residuals, same_bits
 from tests.ddp.models import WIDTH, batch, loss_of
 from tests.ranks import Team
 
@@ -139,10 +139,13 @@ def test_a_resumed_training_is_the_one_that_was_not_interrupted(
         ("aab", {"wire": "bf16"}),
         ("ab", {"warmup_steps": 5, "ramp_steps": 6}),
         ("ab", {"warmup_steps": 12}),
+        *(("ab", options_of(family)) for family in FAMILIES),
+        ("aabb", options_of("int3")),
+        ("aab", options_of("ternary-adam")),
     ],
-    ids=["fused", "three", "two_by_two_fused", "uneven", "in_a_ramp", "in_the_warm_up"],
+    ids=str,
 )
-def test_so_it_is_with_other_hosts_and_schedules(
+def test_so_it_is_with_other_hosts_schedules_and_codecs(
     compressing: Callable[..., Team], where: str, options: dict[str, Any], momentum: str
 ) -> None:
     answers = compressing(where, **options).run(interrupted, {}, momentum)
@@ -174,11 +177,16 @@ def go_on_from(
     return losses, state, dict(model.module.state_dict())
 
 
-@pytest.mark.parametrize("where", ["ab", "aab"])
+@pytest.mark.parametrize(
+    ("where", "options"),
+    # Of ternary, with an optimizer that has to be seen.
+    [("ab", {}), ("aab", {}), ("ab", {"method": "int3"}), ("ab", {"method": "ternary"})],
+    ids=str,
+)
 def test_a_distributed_checkpoint_holds_it(
-    compressing: Callable[..., Team], tmp_path: Path, where: str
+    compressing: Callable[..., Team], tmp_path: Path, where: str, options: dict[str, str]
 ) -> None:
-    team = compressing(where)
+    team = compressing(where, **options)
     saved = team.run(save_to, str(tmp_path))
     assert same_bits(saved, team.run(go_on_from, str(tmp_path), {}))
 

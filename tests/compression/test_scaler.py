@@ -11,9 +11,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gflow
 from tests.compression.jobs import (
+    FAMILIES,
+    LOSSLESS,
     SMALL_BUCKETS,
     PrescribedGradients,
+    everything_kept,
     gradients,
+    options_of,
     residuals,
     same_bits,
 )
@@ -53,41 +57,49 @@ def train(
     return seen
 
 
-def kept_of(state: dict[str, Any]) -> list[torch.Tensor]:
-    """Residuals and velocities."""
-    buckets = [bucket for model in state["models"] for bucket in model["buckets"]]
-    return [bucket[kind] for bucket in buckets for kind in ("residual", "velocity")]
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.9], ids=["plain", "momentum"])
 @pytest.mark.parametrize("place", [(0, 5), (4, 3)], ids=["last_bucket", "first_bucket"])
 @pytest.mark.parametrize(
-    ("where", "fusion_bytes"), [("ab", 0), ("abc", 1 << 24), ("aabb", 0), ("aab", 0)]
+    ("where", "fusion_bytes", "family"),
+    [
+        *(("ab", 0, family) for family in FAMILIES),
+        ("abc", 1 << 24, "chunks"),
+        ("abc", 1 << 24, "int3"),
+        ("aabb", 0, "chunks"),
+        ("aab", 0, "chunks"),
+    ],
 )
 def test_a_skipped_step_leaves_what_is_kept_as_it_was_to_the_bit(
     compressing: Callable[..., Team],
     where: str,
     fusion_bytes: int,
+    family: str,
     place: tuple[int, int],
     momentum: float,
 ) -> None:
-    team = compressing(where, fusion_bytes=fusion_bytes)
+    team = compressing(where, fusion_bytes=fusion_bytes, **options_of(family))
     for answer in team.run(train, place, momentum):
         before, after = answer["skipped"]
         assert answer["scales"][BAD_STEP] == answer["scales"][BAD_STEP - 1] / 2
         assert same_bits(answer["weights"][BAD_STEP], answer["weights"][BAD_STEP - 1])
         # The scale has halved, and so has the residual, exactly: a power of two.
-        assert same_bits([one * 0.5 for one in kept_of(before)], kept_of(after))
+        assert same_bits([one * 0.5 for one in everything_kept(before)], everything_kept(after))
         # Training continues.
         assert not same_bits(answer["weights"][-1], answer["weights"][BAD_STEP])
 
 
-def test_a_new_scale_rescales_what_is_kept_exactly(compressing: Callable[..., Team]) -> None:
-    for answer in compressing(2).run(train, (0, 5), 0.0):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_new_scale_rescales_what_is_kept_exactly(
+    compressing: Callable[..., Team], family: str
+) -> None:
+    for answer in compressing(2, **options_of(family)).run(train, (0, 5), 0.9):
         before, scale, after, new_scale = answer["grown"]
         assert new_scale == 2 * scale
-        assert any(residual.any() for residual in residuals(before))
-        assert same_bits([one * 2 for one in residuals(before)], residuals(after))
+        buckets = before["models"][0]["buckets"]
+        assert all(bucket[kind].any() for bucket in buckets for kind in ("residual", "velocity"))
+        if family in ("int3", "ternary-adam"):
+            assert all(bucket["sizes"].any() for bucket in buckets)
+        assert same_bits([one * 2 for one in everything_kept(before)], everything_kept(after))
 
 
 def total(rank: int, world: int, steps: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -113,11 +125,12 @@ def total(rank: int, world: int, steps: int) -> tuple[list[torch.Tensor], list[t
     return weights, [left[index] / scaler.get_scale() for index in range(len(weights))]
 
 
+@pytest.mark.parametrize("family", LOSSLESS)
 def test_with_a_changing_scale_and_skipped_steps_nothing_is_lost(
-    compressing: Callable[..., Team],
+    compressing: Callable[..., Team], family: str
 ) -> None:
-    steps = 14
-    (weights, left), (_, other_left) = compressing(2).run(total, steps)
+    steps, team = 14, compressing(2, **options_of(family))
+    (weights, left), (_, other_left) = team.run(total, steps)
     for index, weight in enumerate(weights):
         # Nobody uses a skipped step's gradients.
         used = [step for step in range(steps) if step not in (5, 9)]
@@ -195,8 +208,8 @@ def test_a_step_that_is_skipped_in_the_warm_up_leaves_the_velocity_as_it_was(
 ) -> None:
     for before, after, scale in compressing(where, warmup_steps=20).run(skip_in_the_warm_up):
         assert scale == 32.0
-        assert any(one.any() for one in kept_of(before))
-        assert same_bits([one * 0.5 for one in kept_of(before)], kept_of(after))
+        assert any(one.any() for one in everything_kept(before))
+        assert same_bits([one * 0.5 for one in everything_kept(before)], everything_kept(after))
 
 
 def accumulate_two_passes(rank: int, world: int, bad: int) -> tuple[Any, Any, float]:
@@ -224,4 +237,4 @@ def test_a_skipped_step_of_two_backward_passes_is_undone_whole(
 ) -> None:
     for before, after, scale in compressing(2).run(accumulate_two_passes, bad):
         assert scale == 32.0
-        assert same_bits([one * 0.5 for one in kept_of(before)], kept_of(after))
+        assert same_bits([one * 0.5 for one in everything_kept(before)], everything_kept(after))

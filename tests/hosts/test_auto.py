@@ -1,5 +1,6 @@
 """Tests that ranks on several hosts always agree on what `method="auto"` stands for, over links
-that are slow, and that become faster or slower in mid-run."""
+that are slow, and that become faster or slower in mid-run; with a slow rank, and with one that has
+run out of data."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from gflow.launch.namespaces import Network
+from tests.hosts.choosing import SETTLED
 from tests.hosts.running import Ranks, lines_of
+from tests.ranks import ScriptRun
 
 pytestmark = pytest.mark.gflow_only("only gflow chooses how gradients are sent")
 
@@ -33,12 +36,31 @@ def test_all_hosts_use_the_same_method_while_the_link_changes(
         for host in network.hosts:
             host.limit(then)
         run = ranks.ended(timeout_s=240.0)
-    told = [[line for line in lines_of(rank.output) if "step" in line] for rank in run.ranks]
-    for rank, lines in enumerate(told):
-        assert len(lines) == STEPS, run.ranks[rank].story()
-        assert lines == told[0], f"rank {rank} and rank 0 differ"
-    methods = [line["method"] for line in told[0]]
+    methods = methods_of(run, [STEPS] * 3)
     assert methods[:3] == ["exact"] * 3
     if first == SLOW:
         # A step would take half a second exactly, and a few milliseconds without the network.
         assert "exact" not in methods[30:40]
+
+
+def methods_of(run: ScriptRun, steps: list[int]) -> list[str]:
+    """What gradients were sent as in each step, by all ranks as long as they had data."""
+    told = [[line for line in lines_of(rank.output) if "step" in line] for rank in run.ranks]
+    for rank, lines in enumerate(told):
+        assert len(lines) == steps[rank], run.ranks[rank].story()
+        assert lines == told[0][: len(lines)], f"rank {rank} and rank 0 differ"
+    return [line["method"] for line in told[0]]
+
+
+@pytest.mark.parametrize("how", ["slow_rank", "uneven"])
+def test_all_hosts_use_the_same_method_with_a_rank_that_is_slow_or_has_run_out_of_data(
+    hosts: Callable[..., Network], how: str
+) -> None:
+    network = hosts(3)
+    for host in network.hosts:
+        host.limit(SLOW)
+    with Ranks("tests.hosts.choosing", network.hosts, {}, [str(STEPS), how]) as ranks:
+        run = ranks.ended(timeout_s=240.0)
+    methods = methods_of(run, [STEPS, SETTLED + 10 if how == "uneven" else STEPS, STEPS])
+    # It is the link that is slow, not only the rank.
+    assert "exact" not in methods[30:40]

@@ -276,7 +276,7 @@ proptest! {
         let before = all.clone();
         exchange(&quantizer, &mut all, 8 - (index / BLOCK) as u64);
         let block = index / BLOCK * BLOCK..elements.min((index / BLOCK + 1) * BLOCK);
-        for host in &all {
+        for (at_host, host) in all.iter().enumerate() {
             for (at, number) in host.gradient.numbers().into_iter().enumerate() {
                 let is_as_it_should = match (block.contains(&at), poison.is_nan()) {
                     (true, true) => number.is_nan(),
@@ -286,6 +286,18 @@ proptest! {
                 prop_assert!(is_as_it_should, "{}: {}", at, number);
             }
             prop_assert!(host.residual.iter().all(|number| number.is_finite()));
+            // Of the poisoned block, nothing is kept of this step: the owner keeps what it had, and
+            // the others what they would have added.
+            let part = match block.start / BLOCK % all.len() == at_host || at_host == poisoned_host {
+                true => 1.0,
+                false => quantizer.feedback,
+            };
+            let own = before[at_host].gradient.numbers();
+            for at in block.clone() {
+                let error = (host.residual[at] - part * before[at_host].residual[at]).abs();
+                let most = if own[at].is_finite() { 1e-6 * (1.0 + own[at].abs()) } else { 0.0 };
+                prop_assert!(error <= most, "host {}, element {}: {}", at_host, at, error);
+            }
             // The turn was that of the poisoned block.
             if quantizer.uses_sizes {
                 prop_assert_eq!(&host.sizes[block.clone()], &before[0].sizes[block.clone()]);
@@ -488,6 +500,18 @@ fn sizes_start_from_the_mean_square_of_the_block() {
     assert!((squares(&sizes, 0) - 2.0 * 0.850_763).abs() < 0.03, "{}", squares(&sizes, 0));
     follow(&mut sizes, &mut Gradient::F32(&mut alternating), 9 * 8 + 7);
     assert!((squares(&sizes, BLOCK) - 3.0).abs() < 0.02, "a new block at a late step");
+}
+
+#[test]
+fn sizes_follow_the_unit_of_gradients_and_stay_finite() {
+    let of = |sizes: &[f32]| -> Vec<u16> {
+        sizes.iter().map(|size| bf16::from_f32(*size).to_bits()).collect()
+    };
+    let mut sizes = of(&[0.0, 1.0, 3e-20, 2e16]);
+    super::rescale_sizes(&mut sizes, 0.5);
+    assert_eq!(sizes, of(&[0.0, 0.5, 1.5e-20, 1e16]));
+    super::rescale_sizes(&mut sizes, f32::MAX);
+    assert_eq!(sizes, of(&[0.0, 1e17, 1e17, 1e17]));
 }
 
 #[test]

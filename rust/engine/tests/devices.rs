@@ -213,7 +213,7 @@ fn skipped_steps_new_scales_poison_and_loaded_states_are_as_on_the_cpu() {
                 on_all(&on_gpu, |rank, gradients| {
                     gradients.keep_for_undo(true);
                     for (index, state) in states.iter().enumerate() {
-                        gradients.load(index as u32 + 1, state[rank].clone());
+                        gradients.load(index as u32 + 1, state[rank].clone(), true);
                     }
                 });
             }

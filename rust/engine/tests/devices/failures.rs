@@ -221,7 +221,7 @@ fn a_rank_that_is_gone_is_named_at_once_while_a_loaded_state_waits_for_its_gpu()
     assert!(pending.iter().flatten().all(|one| one.outcome().is_none()));
     // As if it had been saved just now.
     let state = BucketState { step: state.step + 1, ..state };
-    members[0].engine.shared.core().gradients.load(1, state);
+    members[0].engine.shared.core().gradients.load(1, state, true);
     let waiting = begin(&case, &members, &gpus, AN_HOUR);
     let text = while_a_rank_is_lost(members.pop().unwrap(), || {
         waiting[0].as_ref().unwrap().outcome().unwrap()
