@@ -87,8 +87,8 @@ pub fn decode(quantizer: &Quantizer, bytes: &[u8], sizes: &[u16], count: usize) 
         return vec![level; count];
     }
     let symbols = unpack(quantizer.levels, &bytes[2..]);
-    let multiples = multiples(quantizer.levels);
-    let chosen: Vec<f32> = symbols[..count].iter().map(|symbol| multiples[*symbol]).collect();
+    let multiple = |symbol: &usize| multiple(quantizer.levels, *symbol);
+    let chosen: Vec<f32> = symbols[..count].iter().map(multiple).collect();
     values(&chosen, level, steps(sizes).as_deref())
 }
 
@@ -101,6 +101,17 @@ pub fn multiples(levels: Levels) -> Vec<f32> {
             let largest = i16::from(levels.largest());
             (-largest..=largest).map(f32::from).collect()
         }
+    }
+}
+
+/// The multiple that a symbol stands for, also one that no encoder writes.
+fn multiple(levels: Levels, symbol: usize) -> f32 {
+    match levels {
+        Levels::Int3 | Levels::Quinary => {
+            let multiples = multiples(levels);
+            multiples[symbol.min(multiples.len() - 1)]
+        }
+        _ => symbol as f32 - f32::from(levels.largest()),
     }
 }
 
