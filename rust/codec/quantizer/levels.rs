@@ -3,8 +3,9 @@
 //! A symbol is a whole number from 0 to twice [`Levels::largest`]; the middle one stands for zero, the
 //! others for multiples of the block's level. With 7 and 5 levels these multiples grow faster than the
 //! symbols ([`Packing::MULTIPLES`]): gradients have a few elements that are much larger than the others,
-//! and most that are small. A block's symbols are cut into equal *planes*, and a byte (or a word of 12 bits) holds one symbol of
-//! each plane. So packing works on whole rows of bytes at a time, without moving any sideways.
+//! and most that are small. A block's symbols are cut into equal *planes*, and a byte (or a word of 12
+//! bits) holds one symbol of each plane. So packing works on whole rows of bytes at a time, without
+//! moving any sideways.
 
 /// Elements in a block. Divisible by the number of symbols in a byte or word of every kind.
 pub const BLOCK: usize = 640;
@@ -119,6 +120,14 @@ pub fn multiple<P: Packing>(symbol: u8) -> f32 {
         multiple = if is_beyond { outer.copysign(whole) } else { multiple };
     }
     multiple
+}
+
+/// In steps: how far a number may be from zero to count in full when a block's level is chosen. One beyond
+/// it counts as if it were there. Else a few outliers, which no level can reach, would raise the level
+/// of all others; as it is, what is not sent of them is left for later.
+#[inline(always)]
+pub fn reach<P: Packing>() -> f32 {
+    P::MULTIPLES.last().copied().unwrap_or(f32::from(P::LARGEST)) + 1.0
 }
 
 /// Adding this to a number below 2^22 rounds it to a whole number, ties to even, and leaves that in

@@ -61,7 +61,10 @@ pub fn encode(quantizer: &Quantizer, due: &[f32], sizes: &[u16]) -> Encoded {
                 let step = step * (squares / due.len() as f32).sqrt();
                 let chosen: Vec<f32> =
                     numbers.iter().map(|number| round(*number, 1.0 / step)).collect();
-                let level = squares / product(&numbers, &chosen) * unit;
+                let reach = multiples.last().unwrap() + 1.0;
+                let within = |number: &f32| (number * (1.0 / step)).clamp(-reach, reach);
+                let within: Vec<f32> = numbers.iter().map(within).collect();
+                let level = product(&within, &within) / product(&within, &chosen) * step * unit;
                 // The largest finite bf16.
                 (level.min(bf16::MAX.to_f32()), chosen)
             }

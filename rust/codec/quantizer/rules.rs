@@ -8,7 +8,7 @@ pub enum Rounding {
     /// The largest element gets the largest symbol, so none is cut off.
     ToMaximum,
     /// A step is this multiple of the block's root mean square, and the level is chosen so that
-    /// the sum does not shrink.
+    /// the sum does not shrink, apart from outliers.
     Unbiased { step: f32 },
 }
 
