@@ -122,12 +122,10 @@ pub fn multiple<P: Packing>(symbol: u8) -> f32 {
     multiple
 }
 
-/// In steps: how far a number may be from zero to count in full when a block's level is chosen. One beyond
-/// it counts as if it were there. Else a few outliers, which no level can reach, would raise the level
-/// of all others; as it is, what is not sent of them is left for later.
+/// The multiple that the largest symbol stands for.
 #[inline(always)]
-pub fn reach<P: Packing>() -> f32 {
-    P::MULTIPLES.last().copied().unwrap_or(f32::from(P::LARGEST)) + 1.0
+pub fn outermost<P: Packing>() -> f32 {
+    P::MULTIPLES.last().copied().unwrap_or(f32::from(P::LARGEST))
 }
 
 /// Adding this to a number below 2^22 rounds it to a whole number, ties to even, and leaves that in
@@ -180,7 +178,7 @@ impl Packing for Int4 {
 impl Packing for Int3 {
     const LARGEST: u8 = 3;
     const PACKED_BYTES: usize = 3 * INT3_WORDS / 2;
-    const MULTIPLES: &[f32] = &[1.0, 2.5, 6.0];
+    const MULTIPLES: &[f32] = &[1.0, 2.25, 4.5];
 
     #[inline(always)]
     fn pack(symbols: &Symbols, out: &mut [u8]) {
@@ -209,7 +207,7 @@ impl Packing for Int3 {
 impl Packing for Quinary {
     const LARGEST: u8 = 2;
     const PACKED_BYTES: usize = 3 * QUINARY_WORDS / 2;
-    const MULTIPLES: &[f32] = &[1.0, 3.0];
+    const MULTIPLES: &[f32] = &[1.0, 2.5];
 
     /// Five symbols are a number below 5^5 = 3125. It is stretched to 12 bits: as a fraction of
     /// 4096, its digits come out one after the other by multiplication.

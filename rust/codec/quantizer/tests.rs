@@ -178,7 +178,7 @@ proptest! {
         let most = prop_oneof![9 => -1.0f32..1.0, 1 => -30.0f32..30.0];
         prop::collection::vec(most, count).boxed()
     })) {
-        let Rounding::Unbiased { step } = sample.quantizer.rounding else { return Ok(()) };
+        let Rounding::Unbiased { step, margin } = sample.quantizer.rounding else { return Ok(()) };
         sample.residual.fill(0.0);
         let mut workspace = Workspace::default();
         let (bytes, _) = sample.send(&mut workspace);
@@ -190,7 +190,7 @@ proptest! {
         let (due, sent) = (over_steps(&sample.due()), over_steps(&sent));
         let mean_square = due.iter().map(|due| due * due).sum::<f64>() / due.len() as f64;
         let largest = reference::multiples(sample.quantizer.levels).pop().unwrap();
-        let reach = f64::from(step) * mean_square.sqrt() * f64::from(largest + 1.0);
+        let reach = f64::from(step) * mean_square.sqrt() * f64::from(largest + margin);
         let (mut squares, mut projection) = (0.0, 0.0);
         for (due, sent) in due.iter().zip(&sent) {
             let within = due.clamp(-reach, reach);
