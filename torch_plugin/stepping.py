@@ -3,7 +3,8 @@
 A quantiser with few levels sends gradients best if it knows what becomes of them: Adam and its kin
 divide every element by its usual size, so small elements matter as much as large ones; SGD steps in
 proportion. torch calls a hook before every step of every optimizer, which shows who steps. The
-ranks agree on it with every bucket; as long as they do not know, nothing below five levels is used.
+ranks agree on it with every bucket. As long as they do not know, nothing below five levels is used,
+and levels are chosen as for SGD.
 """
 
 from __future__ import annotations
@@ -44,8 +45,10 @@ _SIZES = {"exp_avg_sq", "exp_inf", "max_exp_avg_sq", "square_avg", "sum_of_squar
 
 #: How many parameter tensors each optimizer had when it was looked at.
 _seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
-#: For each group that follows its optimizers, by name: the kinds that were seen.
-_groups: dict[str, set[str]] = {}
+#: Those that were not known at their first step, when they had kept nothing yet.
+_unknown_at_first: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+#: For each group that follows its optimizers, by name: the kinds of those that were seen.
+_groups: dict[str, weakref.WeakKeyDictionary[torch.optim.Optimizer, str]] = {}
 #: For each such group that has loaded a state: the kinds that were seen before.
 _expected: dict[str, list[str]] = {}
 _is_watching = False
@@ -78,7 +81,7 @@ def follow(group: str, backend: Any, option: str) -> None:
     if option != "auto":
         native.library.set_stepping(backend, NAMES[option])
         return
-    _groups[group] = set()
+    _groups[group] = weakref.WeakKeyDictionary()
     # Its models may belong to optimizers that were seen for another group.
     _seen.clear()
     if not _is_watching:
@@ -89,7 +92,8 @@ def follow(group: str, backend: Any, option: str) -> None:
 def seen(group: dist.ProcessGroup) -> list[str]:
     """The kinds of optimizers that were seen to step for a group, for its saved state."""
     name = dist.distributed_c10d._world.pg_names[group]
-    return sorted(_groups.get(name, ()) or _expected.get(name, ()))
+    kinds = set(_groups[name].values()) if name in _groups else set()
+    return sorted(kinds) or _expected.get(name, [])
 
 
 def expect(group: dist.ProcessGroup, kinds: list[str]) -> None:
@@ -102,20 +106,32 @@ def expect(group: dist.ProcessGroup, kinds: list[str]) -> None:
 
 def _look_at(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Before a step of any optimizer: if it is new, tell the groups whose parameters it has."""
-    own = [parameter for params in optimizer.param_groups for parameter in params["params"]]
-    if _seen.get(optimizer) == len(own):
+    numbers = _numbers_of(optimizer)
+    if _seen.get(optimizer) == len(numbers):
         return
     kind = kind_of(optimizer)
-    if kind or optimizer.state:
-        _seen[optimizer] = len(own)
-    # Otherwise it is looked at again before its next step, when it has kept something.
+    if not kind and not optimizer.state and optimizer not in _unknown_at_first:
+        # It is looked at again before its next step: what it has kept by then may tell.
+        _unknown_at_first.add(optimizer)
+        return
+    _seen[optimizer] = len(numbers)
     if not dist.is_initialized():
         return
-    numbers = {id(parameter) for parameter in own}
     for group, name in list(dist.distributed_c10d._world.pg_names.items()):
         # The name may be that of an earlier group, which was gflow's.
-        if name in _groups and is_served_by_gflow(group) and _steps_for(numbers, group):
-            _tell(group, name, kind)
+        if name not in _groups or not is_served_by_gflow(group):
+            continue
+        others = [other for other, known in _groups[name].items() if known]
+        # An optimizer that is not known may hold one that is, and step by it, as torch's ZeRO does.
+        if not kind and any(numbers & _numbers_of(other) for other in others):
+            continue
+        if _steps_for(numbers, group):
+            _groups[name][optimizer] = kind
+            _tell(group, name)
+
+
+def _numbers_of(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {id(parameter) for params in optimizer.param_groups for parameter in params["params"]}
 
 
 def _steps_for(numbers: set[int], group: dist.ProcessGroup) -> bool:
@@ -128,10 +144,8 @@ def _together(kinds: Collection[str]) -> str:
     return next(iter(kinds)) if len(kinds) == 1 else ""
 
 
-def _tell(group: dist.ProcessGroup, name: str, kind: str) -> None:
-    kinds = _groups[name]
-    kinds.add(kind)
-    said = _together(kinds)
+def _tell(group: dist.ProcessGroup, name: str) -> None:
+    said = _together(set(_groups[name].values()))
     try:
         native.library.set_stepping(backend_of(group), said)
     except RuntimeError as error:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import gflow
@@ -46,13 +47,44 @@ def test_an_optimizer_of_somebody_else_is_known_by_what_it_keeps_or_by_its_ances
     assert kind_of(Derived([parameter])) == "normalized"
 
 
+class LikeAdam(torch.optim.Optimizer):
+    """Somebody else's: it shows what it is by what it keeps from its first step on."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["exp_avg_sq"] = parameter.grad.square()
+
+
+class KeepsNothing(torch.optim.Optimizer):
+    """Somebody else's: nothing shows what it is."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure: Any = None) -> Any:
+        return None
+
+
+def zero(parameters: Any, lr: float) -> torch.optim.Optimizer:
+    """torch's ZeRO, which holds an Adam and is no Adam itself."""
+    return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=lr)
+
+
+OPTIMIZERS = {"LikeAdam": LikeAdam, "KeepsNothing": KeepsNothing, "zero": zero}
+
+
 def methods(rank: int, world: int, names: list[str]) -> list[str]:
     """What gradients are sent as in each step, if these optimizers step one half each."""
     model = DistributedDataParallel(PrescribedGradients())
     parameters = list(model.parameters())
     shares = [parameters[index :: len(names)] for index in range(len(names))]
     optimizers = [
-        getattr(torch.optim, name)(share, lr=0.0) for name, share in zip(names, shares, strict=True)
+        (OPTIMIZERS.get(name) or getattr(torch.optim, name))(share, lr=0.0)
+        for name, share in zip(names, shares, strict=True)
     ]
     used = []
     for step in range(STEPS):
@@ -70,6 +102,9 @@ def methods(rank: int, world: int, names: list[str]) -> list[str]:
         (["AdamW"], "auto", "ternary"),
         (["SGD"], "auto", "ternary"),
         (["AdamW", "SGD"], "auto", "quinary"),
+        (["LikeAdam"], "auto", "ternary"),
+        (["KeepsNothing"], "auto", "quinary"),
+        (["zero"], "auto", "ternary"),
         (["AdamW", "SGD"], "adam", "ternary"),
     ],
 )

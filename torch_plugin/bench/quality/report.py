@@ -113,9 +113,9 @@ _MEANING = (
     "Held-out loss after the last step, as mean ± standard deviation over the seeds. Above dense: "
     "the differences to dense with the same seed (the same weights and data), in percent. Fewer "
     "bytes: what an exact ring would send over what was sent, in the second half of the training. "
-    "Noise: the variance that compression added, relative to the square of the gradient, as gflow's "
-    "audits found it: their median, and the largest. "
-    "A step: its median on the first rank, without evaluations, on whatever else the machine did."
+    "Noise: the variance that compression added, relative to the square of the gradient, as "
+    "gflow's audits found it: their median, and the largest. A step: its median on the first rank, "
+    "without evaluations, on whatever else the machine did."
 )
 
 
