@@ -30,6 +30,11 @@ impl Coding {
         }
     }
 
+    /// Whether all of a gradient is sent as it is, with all that was kept.
+    pub fn is_exact(&self) -> bool {
+        matches!(self, Coding::Chunks { density, wire: Wire::F32 } if *density >= 1.0)
+    }
+
     /// Its name in the options.
     pub fn name(&self) -> &'static str {
         match self {

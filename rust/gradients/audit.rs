@@ -35,6 +35,8 @@ pub struct Audits {
 #[derive(Debug)]
 struct Audit {
     bucket: u32,
+    /// What it is sent as; an audit of several would tell of none.
+    coding: Coding,
     first_step: u64,
     elements: Range<usize>,
     /// The exact sum of the step that is being exchanged.
@@ -96,21 +98,24 @@ impl Audits {
         self.known.iter().nth(turn) == Some(&bucket.number)
     }
 
-    /// Sums a part of this rank's shard exactly over the hosts, before the real exchange of the bucket.
-    /// `read` gives elements of the shard. `seq` is the number of the collective.
+    /// Sums a part of this rank's shard exactly over the hosts, before the real exchange of the bucket, as
+    /// `coding`. `read` gives elements of the shard. `seq` is the number of the collective.
     pub fn begin(
         &mut self,
         bucket: &AgreedBucket,
+        coding: Coding,
         shard_elements: usize,
         read: impl FnOnce(Range<usize>) -> Vec<f32>,
         fabric: &mut Fabric,
         (seq, deadline): (u64, Instant),
     ) -> Result<(), Failure> {
         let audit = match self.under_way.take() {
-            Some(audit) if audit.bucket == bucket.number && audit.fits(bucket, shard_elements) => {
-                audit
+            Some(audit) if audit.fits(bucket, coding, shard_elements) => audit,
+            // Another part of the bucket each time that its turn comes.
+            _ => {
+                let turn = bucket.step / self.every.max(1) / self.known.len().max(1) as u64;
+                Audit::new(bucket, coding, shard_elements, turn)
             }
-            _ => Audit::new(bucket, shard_elements, bucket.step / self.every.max(1)),
         };
         let audit = self.under_way.insert(audit);
         audit.exact = read(audit.elements.clone());
@@ -123,7 +128,6 @@ impl Audits {
     pub fn end(
         &mut self,
         bucket: &AgreedBucket,
-        coding: Coding,
         read: impl FnOnce(Range<usize>) -> Vec<f32>,
     ) -> Option<Finding> {
         let audit = self.under_way.as_mut().filter(|audit| audit.bucket == bucket.number)?;
@@ -133,22 +137,24 @@ impl Audits {
         if exact.iter().chain(&delivered).all(|number| number.is_finite()) {
             audit.compare(&delivered, &exact);
         }
-        if bucket.step + 1 < audit.first_step + STEPS {
+        let next = bucket.step + 1;
+        if next < audit.first_step + STEPS && next % self.every < STEPS {
             return None;
         }
         let audit = self.under_way.take()?;
-        (audit.steps > 0).then(|| audit.finding(coding))
+        (audit.steps > 0).then(|| audit.finding())
     }
 }
 
 impl Audit {
-    fn new(bucket: &AgreedBucket, shard_elements: usize, turn: u64) -> Audit {
+    fn new(bucket: &AgreedBucket, coding: Coding, shard_elements: usize, turn: u64) -> Audit {
         let length = shard_elements.min(MOST_ELEMENTS);
-        // Another part of the bucket each time.
-        let parts = (shard_elements / MOST_ELEMENTS).max(1);
-        let start = turn as usize % parts * length;
+        let parts = shard_elements.div_ceil(MOST_ELEMENTS).max(1);
+        // The last part begins early enough to be as long as the others.
+        let start = (turn as usize % parts * length).min(shard_elements - length);
         Audit {
             bucket: bucket.number,
+            coding,
             first_step: bucket.step,
             elements: start..start + length,
             exact: Vec::new(),
@@ -160,8 +166,11 @@ impl Audit {
     }
 
     /// Whether this step of the bucket belongs to the audit.
-    fn fits(&self, bucket: &AgreedBucket, shard_elements: usize) -> bool {
-        bucket.step < self.first_step + STEPS && self.elements.end <= shard_elements
+    fn fits(&self, bucket: &AgreedBucket, coding: Coding, shard_elements: usize) -> bool {
+        self.bucket == bucket.number
+            && self.coding == coding
+            && bucket.step < self.first_step + STEPS
+            && self.elements.end <= shard_elements
     }
 
     fn compare(&mut self, delivered: &[f32], exact: &[f32]) {
@@ -177,7 +186,7 @@ impl Audit {
         self.steps += 1;
     }
 
-    fn finding(&self, coding: Coding) -> Finding {
+    fn finding(&self) -> Finding {
         let mut whole = Squares::default();
         for (delivered, exact) in self.all_delivered.iter().zip(&self.all_exact) {
             whole.add(*delivered, *exact);
@@ -188,7 +197,7 @@ impl Audit {
                 bucket: self.bucket,
                 step: self.first_step,
                 steps: self.steps,
-                method: coding.name(),
+                method: self.coding.name(),
                 cosine: self.squares.cosine(),
                 relative_error: noise.sqrt(),
                 noise,
@@ -215,7 +224,12 @@ mod tests {
 
     /// Two hosts audit a bucket of four elements; `deliver` makes what a step delivers of the exact sum.
     fn audit(deliver: fn(u64, f32) -> f32) -> Finding {
-        let coding = Coding::Chunks { density: 1.0, wire: Wire::F16 };
+        let coding = |_| Coding::Chunks { density: 1.0, wire: Wire::F16 };
+        audit_of(coding, deliver)
+    }
+
+    /// The same, sent as `coding` says for each step.
+    fn audit_of(coding: fn(u64) -> Coding, deliver: fn(u64, f32) -> f32) -> Finding {
         std::thread::scope(|scope| {
             let hosts: Vec<_> = fabrics(2)
                 .into_iter()
@@ -228,12 +242,12 @@ mod tests {
                             if !audits.concern(&bucket) {
                                 continue;
                             }
-                            let deadline = Instant::now() + Duration::from_secs(10);
+                            let at = (step, Instant::now() + Duration::from_secs(10));
                             let own = |range: Range<usize>| vec![0.5; range.len()];
-                            audits.begin(&bucket, 4, own, &mut fabric, (step, deadline)).unwrap();
+                            audits.begin(&bucket, coding(step), 4, own, &mut fabric, at).unwrap();
                             let delivered =
                                 |range: Range<usize>| vec![deliver(step, 1.0); range.len()];
-                            findings.extend(audits.end(&bucket, coding, delivered));
+                            findings.extend(audits.end(&bucket, delivered));
                         }
                         assert_eq!(findings.len(), 2);
                         findings[0]
@@ -275,6 +289,27 @@ mod tests {
     fn infinity_and_nan_are_left_out() {
         let finding = audit(|step, exact| if step == 2 { f32::NAN } else { exact });
         assert_eq!((finding.certificate.steps, finding.certificate.noise), (STEPS - 1, 0.0));
+    }
+
+    #[test]
+    fn steps_of_another_method_are_left_out() {
+        let coding = |step| {
+            let wire = if step < 3 { Wire::BF16 } else { Wire::F16 };
+            Coding::Chunks { density: 1.0, wire }
+        };
+        let coarse_at_first = |step, exact| if step < 3 { 0.0 } else { exact };
+        let Certificate { step, steps, method, noise, .. } =
+            audit_of(coding, coarse_at_first).certificate;
+        assert_eq!((step, steps, method, noise), (3, STEPS - 3, "fp16", 0.0));
+    }
+
+    #[test]
+    fn every_part_of_a_bucket_has_its_turn() {
+        let coding = Coding::Chunks { density: 1.0, wire: Wire::F16 };
+        let elements = 2 * MOST_ELEMENTS + 5;
+        let parts = (0..4).map(|turn| Audit::new(&bucket(1, 0), coding, elements, turn).elements);
+        let starts: Vec<_> = parts.map(|part| part.start).collect();
+        assert_eq!(starts, [0, MOST_ELEMENTS, MOST_ELEMENTS + 5, 0]);
     }
 
     #[test]

@@ -227,6 +227,7 @@ impl Exchanger {
     ) -> Result<FusedBucket, ExchangeFailure> {
         let is_audited = self.audits.concern(&agreed)
             && tensor.device_slot() == 0
+            && !coding.is_exact()
             // The engine adds momentum to what it delivers.
             && self.momentum.is_none();
         let (path, mut context) = self.path_for(fabric, tensor.device_slot(), deadline)?;
@@ -250,9 +251,10 @@ impl Exchanger {
         let (Some(config), Some(first)) = (self.config, buckets.first()) else { return Ok(true) };
         let (coding, device_slot) = (first.coding, first.tensor.device_slot());
         let plan = ExchangePlan { config: &config, momentum: self.momentum, coding };
-        for (Audited { agreed, seq, .. }, shard) in audited(buckets) {
+        for (Audited { agreed, coding, seq }, shard) in audited(buckets) {
             let (elements, at) = (shard.elements(), (seq, deadline));
-            self.audits.begin(&agreed, elements, |range| shard.read(range), fabric, at)?;
+            let read = |range| shard.read(range);
+            self.audits.begin(&agreed, coding, elements, read, fabric, at)?;
         }
         let (path, mut context) = self.path_for(fabric, device_slot, deadline)?;
         path.dispatch(&mut context, buckets, plan)?;
@@ -286,9 +288,10 @@ impl Exchanger {
             let metered = metered(span, tensor.element, *within_host);
             self.auto.buckets.insert(agreed.number, metered);
         }
-        for (Audited { agreed, coding, .. }, shard) in audited(buckets) {
-            let read = |range| shard.read(range);
-            let Some(finding) = self.audits.end(&agreed, coding, read) else { continue };
+        for (Audited { agreed, .. }, shard) in audited(buckets) {
+            let Some(finding) = self.audits.end(&agreed, |range| shard.read(range)) else {
+                continue;
+            };
             for (sum, more) in self.auto.audited.iter_mut().zip(finding.squares) {
                 *sum += more;
             }

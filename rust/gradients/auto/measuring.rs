@@ -6,7 +6,7 @@ use crate::collective::fabric::Fabric;
 use crate::collective::message::{Envelope, Tag};
 use crate::observe::overlap::Pass;
 use crate::transport::Failure;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 use zerocopy::byteorder::little_endian::{F64, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -18,23 +18,27 @@ const MOST_SAMPLES: usize = 4096;
 /// The most buckets that a message tells of. The first of a pass matter least, so the last are told.
 const MOST_BUCKETS: usize = 512;
 
-/// Collects how long bytes took to send.
+/// Collects how long bytes took to send. Of many times, it keeps the last.
 #[derive(Debug, Default)]
 pub struct LinkMeter {
-    seconds_per_byte: Vec<f64>,
+    seconds_per_byte: VecDeque<f64>,
 }
 
 impl LinkMeter {
     pub fn add(&mut self, bytes: u64, seconds: f64) {
-        if bytes >= LEAST_BYTES && self.seconds_per_byte.len() < MOST_SAMPLES {
-            self.seconds_per_byte.push(seconds / bytes as f64);
+        if bytes < LEAST_BYTES {
+            return;
         }
+        if self.seconds_per_byte.len() == MOST_SAMPLES {
+            self.seconds_per_byte.pop_front();
+        }
+        self.seconds_per_byte.push_back(seconds / bytes as f64);
     }
 
     /// Seconds for a byte, if anything was sent since the last call. It is a quick quarter of the
     /// samples that counts: in the others a peer was late.
     fn take(&mut self) -> Option<f64> {
-        let mut samples = std::mem::take(&mut self.seconds_per_byte);
+        let mut samples = Vec::from(std::mem::take(&mut self.seconds_per_byte));
         samples.sort_by(f64::total_cmp);
         samples.get(samples.len() / 4).copied()
     }

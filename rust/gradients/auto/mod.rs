@@ -91,8 +91,18 @@ pub struct Choice {
     pub exact_step: f64,
     pub rounded_step: f64,
     pub chosen_step: f64,
-    /// Why a change was taken back, if it was.
-    pub taken_back: Option<Method>,
+    pub why: Why,
+}
+
+/// What decided.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Why {
+    /// The prediction.
+    LeastCost,
+    /// What was tried before, this method, made steps no shorter.
+    DidNotPayOff(Method),
+    /// The method before added more noise than is expected of it.
+    TooNoisy { before: Method, noise: f64 },
 }
 
 impl Auto {
@@ -123,11 +133,19 @@ impl Auto {
         self.now = index_of(method).min(last(self.max_noise));
     }
 
-    /// Steps up by one method, because this one loses too much. The audit says so to all ranks alike.
-    pub fn step_up(&mut self, step: u64) {
-        self.barred_until[self.now] = step.saturating_add(STEPS_UNTIL_RETRIED);
-        self.now = self.now.saturating_sub(1);
+    /// Takes the next method with less noise that may be chosen, because this one loses too much.
+    fn step_up(&mut self, step: u64) {
+        self.bar(self.now, step);
+        self.now = (0..self.now).rev().find(|method| self.is_allowed(*method, step)).unwrap_or(0);
         self.last_change = None;
+    }
+
+    fn bar(&mut self, method: usize, step: u64) {
+        self.barred_until[method] = step.saturating_add(STEPS_UNTIL_RETRIED);
+    }
+
+    fn is_allowed(&self, method: usize, step: u64) -> bool {
+        method <= last(self.max_noise) && self.barred_until[method] <= step
     }
 
     /// Whether a choice is due before a bucket is exchanged at this step. All ranks get the same answer.
@@ -178,36 +196,35 @@ impl Auto {
         let before = self.now;
         if most_noise(&LADDER[before].to_string()).is_some_and(|most| noise[before] > most) {
             self.step_up(step);
-            return Some(self.choice(measure, Some(LADDER[before])));
+            let why = Why::TooNoisy { before: LADDER[before], noise: noise[before] };
+            return Some(self.choice(measure, why));
         }
         let cost = measure.step * (1.0 + noise[before]);
         if let Some(change) = self.last_change.take() {
             let limit = if before > change.from { PAID_OFF } else { AFFORDABLE };
             if cost > change.cost * limit {
-                self.barred_until[before] = step.saturating_add(STEPS_UNTIL_RETRIED);
+                self.bar(before, step);
                 self.now = change.from;
-                return Some(self.choice(measure, Some(LADDER[before])));
+                return Some(self.choice(measure, Why::DidNotPayOff(LADDER[before])));
             }
         }
-        let last = last(self.max_noise);
-        let allowed = |method: usize| method <= last && self.barred_until[method] <= step;
-        self.now = measure.choose(before, &noise, allowed);
+        self.now = measure.choose(before, &noise, |method| self.is_allowed(method, step));
         let is_first = !std::mem::replace(&mut self.has_chosen, true);
         if self.now != before {
             self.last_change = Some(Change { from: before, cost });
             self.next = Some(step.saturating_add(STEPS_AFTER_CHANGE));
         }
-        (is_first || self.now != before).then(|| self.choice(measure, None))
+        (is_first || self.now != before).then(|| self.choice(measure, Why::LeastCost))
     }
 
-    fn choice(&self, measure: &Measure, taken_back: Option<Method>) -> Choice {
+    fn choice(&self, measure: &Measure, why: Why) -> Choice {
         Choice {
             method: self.method(),
             measured_step: measure.step,
             exact_step: measure.predict(0),
             rounded_step: measure.predict(1),
             chosen_step: measure.predict(self.now),
-            taken_back,
+            why,
         }
     }
 }
@@ -230,12 +247,19 @@ impl Choice {
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = |seconds: f64| format!("{:.0} ms", seconds * 1e3);
-        if let Some(method) = self.taken_back {
+        if let Why::DidNotPayOff(method) = self.why {
             write!(
                 f,
                 "sending gradients as {method} did not pay off (a step takes {}): they are sent as \
                  {} again",
                 ms(self.measured_step),
+                self.method
+            )
+        } else if let Why::TooNoisy { before, noise } = self.why {
+            write!(
+                f,
+                "sending gradients as {before} adds more noise to this training than is expected of it \
+                 ({noise:.3}): from this step on they are sent as {}",
                 self.method
             )
         } else if self.method == Method::Exact {
@@ -264,6 +288,7 @@ impl fmt::Display for Choice {
 mod tests {
     use super::prediction::BucketMeasure;
     use super::*;
+    use crate::codec::quantizer::Levels;
 
     /// A step of 100 ms without waiting, and a bucket that takes `wire` seconds when it is exact.
     fn measure(wire: f64, step: f64) -> Measure {
@@ -327,9 +352,36 @@ mod tests {
         auto.decide(&slow, None, 100).unwrap();
         let tried = auto.method();
         let told = auto.decide(&slow, None, 160).unwrap();
-        assert_eq!((told.method, told.taken_back), (Method::Exact, Some(tried)));
+        assert_eq!((told.method, told.why), (Method::Exact, Why::DidNotPayOff(tried)));
         auto.decide(&slow, None, 460);
         assert_ne!(auto.method(), tried);
+    }
+
+    #[test]
+    fn exact_gradients_that_did_not_pay_off_are_not_tried_again_for_some_time() {
+        let mut auto = auto(MaxNoise::Low);
+        auto.decide(&measure(1.0, 1.09), None, 100).unwrap();
+        let compressed = auto.method();
+        // The link seems to have become fast, but it has not.
+        auto.decide(&measure(0.001, 0.5), None, 160);
+        assert_eq!(auto.method(), Method::Exact);
+        let told = auto.decide(&measure(0.001, 1.09), None, 220).unwrap();
+        assert_eq!((told.method, told.why), (compressed, Why::DidNotPayOff(Method::Exact)));
+        auto.decide(&measure(0.001, 0.5), None, 520);
+        assert_ne!(auto.method(), Method::Exact);
+    }
+
+    #[test]
+    fn a_method_that_adds_too_much_noise_gives_way_to_one_that_may_be_chosen() {
+        let mut auto = auto(MaxNoise::Low);
+        auto.set_method(Method::Quantized(Levels::Quinary));
+        auto.bar(index_of(Method::Quantized(Levels::Int3)), 100);
+        let audited = Some((index_of(auto.method()), 1.0));
+        let told = auto.decide(&measure(1.0, 0.5), audited, 200).unwrap();
+        let before = Method::Quantized(Levels::Quinary);
+        assert_eq!(told.why, Why::TooNoisy { before, noise: 1.0 });
+        assert_eq!(told.method, Method::Quantized(Levels::Int4));
+        assert!(told.to_string().contains("more noise"), "{told}");
     }
 
     #[test]

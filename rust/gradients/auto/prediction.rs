@@ -72,8 +72,7 @@ impl Measure {
         noise: &[f64; LADDER.len()],
         allowed: impl Fn(usize) -> bool,
     ) -> usize {
-        let candidates: Vec<usize> =
-            (0..LADDER.len()).filter(|method| *method == 0 || allowed(*method)).collect();
+        let candidates: Vec<usize> = (0..LADDER.len()).filter(|method| allowed(*method)).collect();
         let costs: Vec<_> = candidates.iter().map(|method| self.cost(*method, noise)).collect();
         let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
         let is_good = |cost: f64| cost <= least * (1.0 + LEAST_GAIN);
