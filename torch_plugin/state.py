@@ -29,6 +29,7 @@ from gflow.buckets import (
 )
 from gflow.group import method_of
 from gflow.logs import GroupLogger
+from gflow.options import OPTION_SPECS
 from gflow.restore import (
     Loadable,
     Target,
@@ -44,6 +45,8 @@ from gflow.restore import (
 )
 
 FORMAT = 1
+#: No size of an element is larger; rounded to bfloat16, somewhat more than what the engine allows.
+_LARGEST_SIZE = 1.01e17
 
 Models = list[DistributedDataParallel] | None
 
@@ -152,14 +155,15 @@ def load_state_dict(
     dropped = missing_ranks(states, target, moved=bool(different), relaid=bool(layout))
     dropped += dropped_parameters(states, target)
     own = loadable(states, target, buckets, backend)
-    everyones = _everyones(group, own, local_rank)
+    everyones = _everyones(group, own, local_rank, states[0].get("chosen_method", ""))
     unequal = _unequal(everyones)
     if strict:
         _refuse(unequal)
     steps = [max(of_model) for of_model in zip(*(one.steps for one in everyones), strict=True)]
     owes = any(one.owes for one in everyones)
     restore(own, steps, with_sizes=not _sizes_differ(everyones), owes=owes, backend=backend)
-    if chosen := states[0].get("chosen_method"):
+    # The same on all ranks, whatever their states say.
+    if chosen := everyones[0].chosen:
         native.library.set_chosen_method(backend, chosen)
     stepping.expect(group, states[0].get("stepping", []))
     log = GroupLogger.of_group(group)
@@ -175,11 +179,15 @@ class _Found(NamedTuple):
     steps: list[int]
     sizes: str
     owes: bool
+    #: What "auto" stood for.
+    chosen: str
 
 
-def _everyones(group: dist.ProcessGroup, own: Loadable, local_rank: int) -> list[_Found]:
+def _everyones(
+    group: dist.ProcessGroup, own: Loadable, local_rank: int, chosen: str
+) -> list[_Found]:
     everyones: list[Any] = [None] * group.size()
-    found = _Found(local_rank, own.steps, own.digest_of_sizes(), own.owes())
+    found = _Found(local_rank, own.steps, own.digest_of_sizes(), own.owes(), chosen)
     dist.all_gather_object(everyones, found, group=group)
     return everyones
 
@@ -193,6 +201,12 @@ def _unequal(everyones: list[_Found]) -> list[str]:
             ranks = [of_model.index(step) for step in steps]
             texts = [f"rank {rank}'s of step {of_model[rank]}" for rank in ranks]
             said.append("the states are of different steps: " + ", ".join(texts))
+    chosen = [one.chosen for one in everyones]
+    if len(set(chosen)) > 1:
+        said.append(
+            f'method="auto" stood for different methods on different ranks ({", ".join(chosen)}); '
+            "all go on with rank 0's"
+        )
     if _sizes_differ(everyones):
         said.append(
             "the sizes of elements differ from host to host; all start without, and are measured "
@@ -368,6 +382,10 @@ def _check(state: dict[str, Any]) -> None:
     """Raise unless everything is there, of the right type and size."""
     for name in ("rank", "world_size", "hosts", "carriers", "host", "place"):
         _require(isinstance(state[name], int) and state[name] >= 0, f"{name} is {state[name]!r}")
+    chosen, kinds = state.get("chosen_method", ""), state.get("stepping", [])
+    known = chosen == "" or (chosen != "auto" and OPTION_SPECS["method"].is_allowed(chosen))
+    _require(known, f"the chosen method is {chosen!r}")
+    _require(set(kinds) <= {"", *stepping.NAMES.values()}, f"optimizers that step {kinds!r}")
     for model in state["models"]:
         sizes = [numel for name, numel in model["parameters"] if isinstance(name, str)]
         _require(len(sizes) == len(model["parameters"]), "a parameter without a name")
@@ -383,6 +401,9 @@ def _check(state: dict[str, Any]) -> None:
                 _require(kept.dtype == torch.float32 and kept.dim() == 1, f"a wrong {kind}")
                 _require(kept.numel() in (0, end - start), f"a {kind} of {kept.numel()} elements")
                 _require(bool(torch.isfinite(kept).all()), f"infinity or NaN in a {kind}")
+            sized = bucket.get("sizes", torch.zeros(0))
+            within = (sized >= 0) & (sized <= _LARGEST_SIZE)
+            _require(bool(within.all()), "the size of an element is negative or too large")
 
 
 def _require(fits: bool, what: str) -> None:
