@@ -361,6 +361,36 @@ struct Ternary : Even<1> {
   }
 };
 
+// Calls `work` with the packing of these levels: the order of rust/codec/quantizer/levels.rs.
+template <class Work>
+__device__ __forceinline__ void with_levels(unsigned levels, const Work& work) {
+  switch (levels) {
+    case 0:
+      return work(Int8());
+    case 1:
+      return work(Int4());
+    case 2:
+      return work(Int3());
+    case 3:
+      return work(Quinary());
+    default:
+      return work(Ternary());
+  }
+}
+
+__device__ __forceinline__ unsigned largest_symbol(unsigned levels) {
+  unsigned largest = 0;
+  with_levels(levels, [&](auto packing) { largest = decltype(packing)::LARGEST; });
+  return largest;
+}
+
+// The bytes of a block, with its level.
+__device__ __forceinline__ unsigned block_bytes(unsigned levels) {
+  unsigned bytes = 0;
+  with_levels(levels, [&](auto packing) { bytes = decltype(packing)::PACKED_BYTES; });
+  return LEVEL_BYTES + bytes;
+}
+
 // --- sizes ---------------------------------------------------------------------------------------
 
 // The least step of an element, as a fraction of the mean size of its block.
@@ -408,10 +438,11 @@ __device__ __forceinline__ float read_level(const Byte* bytes) {
   return bits_to_float((static_cast<unsigned>(bytes[1]) << 8 | bytes[0]) << 16);
 }
 
-// Replaces the numbers by the nearest multiples, and sets their symbols. Returns the sum of the
+// Replaces the numbers by the nearest multiples, and packs their symbols. Returns the sum of the
 // products of both.
 template <class P>
-__device__ __forceinline__ float round_all(Row& numbers, Symbols& symbols, float inverse_step) {
+__device__ __forceinline__ float round_and_pack(Row& numbers, float inverse_step, Byte* packed) {
+  Symbols symbols;
   float chain = 0.0f;
 #pragma unroll
   for (unsigned row = 0; row < ROWS; ++row) {
@@ -421,6 +452,7 @@ __device__ __forceinline__ float round_all(Row& numbers, Symbols& symbols, float
     numbers.of[row] = nearest.multiple;
     symbols.of[row] = nearest.symbol;
   }
+  P::pack(symbols, packed);
   return total_for_all(chain);
 }
 
@@ -433,107 +465,127 @@ __device__ __forceinline__ float bring_to_ordinary(Row& numbers) {
   }
   const float largest = largest_of(numbers);
   const bool is_nothing = largest < smallest_normal();
-  // A power of two, so that no number is rounded.
+  // A power of two, so that no number is rounded: its inverse is exact too.
   const float power = bits_to_float(__float_as_uint(largest) & 0x7f800000u);
   const float within = clamp(power, 1e-37f, 1e37f);
   const float unit = bits_to_float(__float_as_uint(within) & 0x7f800000u);
+  const float inverse = 1.0f / unit;
 #pragma unroll
   for (unsigned row = 0; row < ROWS; ++row) {
-    numbers.of[row] = is_nothing ? 0.0f : numbers.of[row] / unit;
+    numbers.of[row] = is_nothing ? 0.0f : numbers.of[row] * inverse;
   }
   return is_nothing ? 1.0f : unit;
 }
 
-// Replaces the numbers by multiples of the level that it returns, and sets their symbols. `due` is
-// what is due of the block, the numbers are that over the steps. If something is not finite, it
-// returns that, and numbers and symbols mean nothing.
-template <class P>
-__device__ __forceinline__ float unbiased_level(const Row& due, Row& numbers, Symbols& symbols,
-                                                unsigned count, float step) {
-  float unit = 1.0f, squares = dot(numbers, numbers);
-  if (!(squares >= 1e-30f && squares <= 1e30f)) {
-    const float poison = largest_of(due);
-    if (!is_finite(poison)) {
-      return poison;
-    }
-    unit = bring_to_ordinary(numbers);
-    squares = dot(numbers, numbers);
-  }
-  if (squares == 0.0f) {
-    round_all<P>(numbers, symbols, 0.0f);
-    return 0.0f;
-  }
-  const float width = step * sqrtf(squares / static_cast<float>(count));
-  const float projection = round_all<P>(numbers, symbols, 1.0f / width);
-  return smaller(squares / projection * unit, Type<BF16>::largest());
-}
-
-// The same where the largest element gets the largest symbol.
-template <class P>
-__device__ __forceinline__ float level_to_maximum(Row& numbers, Symbols& symbols) {
-  const float largest = largest_of(numbers);
-  if (!is_finite(largest)) {
-    return largest;
-  }
-  const float level = rounded_to<BF16>(largest / static_cast<float>(P::LARGEST));
-  // A level that is too small to be inverted stands for zeros.
-  round_all<P>(numbers, symbols, level > smallest_normal() ? 1.0f / level : 0.0f);
-  return level;
-}
-
-// How blocks are rounded to levels.
+// How numbers become symbols and a level. `numbers` is what is due over the steps.
 struct Rounding {
   // In units of the root mean square of a block; 0 stands for Rounding::ToMaximum.
   float step;
+  unsigned levels;
+
+  // What is known of a block before its numbers are rounded.
+  struct Measured {
+    // What the numbers are multiplied by to be multiples.
+    float inverse;
+    // Of Rounding::ToMaximum: the level. Of a block that is not finite: that.
+    float level;
+    // Of the others: the unit of the numbers, and the sum of their squares.
+    float unit, squares;
+  };
+
+  // Measures a block. May change the unit of its numbers.
+  __device__ __forceinline__ Measured measure(const Row& due, Row& numbers, unsigned count) const {
+    Measured measured = {0.0f, 0.0f, 1.0f, 0.0f};
+    if (step == 0.0f) {
+      const float largest = largest_of(numbers);
+      const float symbols = static_cast<float>(largest_symbol(levels));
+      measured.level = is_finite(largest) ? rounded_to<BF16>(largest / symbols) : largest;
+      // A level that is too small to be inverted stands for zeros.
+      measured.inverse = measured.level > smallest_normal() ? 1.0f / measured.level : 0.0f;
+      return measured;
+    }
+    measured.squares = dot(numbers, numbers);
+    if (!(measured.squares >= 1e-30f && measured.squares <= 1e30f)) {
+      const float poison = largest_of(due);
+      if (!is_finite(poison)) {
+        measured.level = poison;
+        return measured;
+      }
+      measured.unit = bring_to_ordinary(numbers);
+      measured.squares = dot(numbers, numbers);
+    }
+    if (measured.squares != 0.0f) {
+      measured.inverse = 1.0f / (step * sqrtf(measured.squares / static_cast<float>(count)));
+    }
+    return measured;
+  }
+
+  // The level of a block, given the sum of the products of its numbers with their multiples.
+  __device__ __forceinline__ float level(const Measured& measured, float projection) const {
+    if (step == 0.0f) {
+      return measured.level;
+    }
+    if (measured.squares == 0.0f) {
+      return 0.0f;
+    }
+    return smaller(measured.squares / projection * measured.unit, Type<BF16>::largest());
+  }
 };
+
+__device__ __forceinline__ void write_level(float level, Byte* out) {
+  const unsigned bits = Type<BF16>::narrow(level).bits;
+  if (lane_of_thread() < LEVEL_BYTES) {
+    out[lane_of_thread()] = static_cast<Byte>(bits >> (8 * lane_of_thread()));
+  }
+}
 
 // Encodes what is due of a block. Returns whether that is numbers; `sent` is then what the bytes
 // stand for.
-template <class P>
 __device__ __forceinline__ bool encode(const Row& due, const Steps& steps, unsigned count,
                                        Rounding rounding, Byte* out, Row& sent) {
   Row numbers = due;
-  Symbols symbols;
-  float level;
-  if (rounding.step == 0.0f) {
-    level = level_to_maximum<P>(numbers, symbols);
-  } else {
-    if (steps.differ) {
+  if (rounding.step != 0.0f && steps.differ) {
 #pragma unroll
-      for (unsigned row = 0; row < ROWS; ++row) {
-        numbers.of[row] = due.of[row] / steps.of.of[row];
-      }
+    for (unsigned row = 0; row < ROWS; ++row) {
+      numbers.of[row] = due.of[row] / steps.of.of[row];
     }
-    level = unbiased_level<P>(due, numbers, symbols, count, rounding.step);
   }
-  const BF16 narrow = Type<BF16>::narrow(level);
-  if (lane_of_thread() < LEVEL_BYTES) {
-    out[lane_of_thread()] = static_cast<Byte>(narrow.bits >> (8 * lane_of_thread()));
-  }
-  if (!is_finite(level)) {
-    for (unsigned at = lane_of_thread(); at < P::PACKED_BYTES; at += WARP) {
-      out[LEVEL_BYTES + at] = 0;
+  const Rounding::Measured measured = rounding.measure(due, numbers, count);
+  if (!is_finite(measured.level)) {
+    write_level(measured.level, out);
+    for (unsigned at = LEVEL_BYTES + lane_of_thread(); at < block_bytes(rounding.levels);
+         at += WARP) {
+      out[at] = 0;
     }
     return false;
   }
-  P::pack(symbols, out + LEVEL_BYTES);
-  level = widen(narrow);
+  float projection = 0.0f;
+  with_levels(rounding.levels, [&](auto packing) {
+    projection = round_and_pack<decltype(packing)>(numbers, measured.inverse, out + LEVEL_BYTES);
+  });
+  const float level = rounding.level(measured, projection);
+  write_level(level, out);
 #pragma unroll
   for (unsigned row = 0; row < ROWS; ++row) {
-    sent.of[row] = value(numbers.of[row], level, steps.of.of[row]);
+    sent.of[row] = value(numbers.of[row], rounded_to<BF16>(level), steps.of.of[row]);
   }
   return true;
 }
 
 // Decodes the bytes of a block, whose level is finite.
-template <class P>
 __device__ __forceinline__ void decode(const Byte* bytes, float level, const Steps& steps,
-                                       Row& numbers) {
-  Symbols symbols;
-  P::unpack(bytes + LEVEL_BYTES, symbols);
+                                       unsigned levels, Row& numbers) {
+  with_levels(levels, [&](auto packing) {
+    Symbols symbols;
+    decltype(packing)::unpack(bytes + LEVEL_BYTES, symbols);
+#pragma unroll
+    for (unsigned row = 0; row < ROWS; ++row) {
+      numbers.of[row] = decltype(packing)::multiple(symbols.of[row]);
+    }
+  });
 #pragma unroll
   for (unsigned row = 0; row < ROWS; ++row) {
-    numbers.of[row] = value(P::multiple(symbols.of[row]), level, steps.of.of[row]);
+    numbers.of[row] = value(numbers.of[row], level, steps.of.of[row]);
   }
 }
 
@@ -585,7 +637,7 @@ __device__ __forceinline__ float l1_norm(const T* numbers, unsigned count) {
 
 // Encodes the blocks that other hosts own, each for its owner, and leaves what is left in the
 // residual. If a block is not finite, its residual stays as it was.
-template <class P, class G>
+template <class G>
 __device__ __forceinline__ void send(G* gradient, float* residual, const unsigned short* sizes,
                                      Elements elements, Rounding rounding, float feedback,
                                      Ownership ownership, Byte* parts, float* norms) {
@@ -600,8 +652,8 @@ __device__ __forceinline__ void send(G* gradient, float* residual, const unsigne
     Row due, sent;
     read_steps(block.sizes, block.count, steps);
     block.read_due(feedback, due);
-    Byte* const out = parts + ownership.slot(index) * (LEVEL_BYTES + P::PACKED_BYTES);
-    if (encode<P>(due, steps, block.count, rounding, out, sent)) {
+    Byte* const out = parts + ownership.slot(index) * block_bytes(rounding.levels);
+    if (encode(due, steps, block.count, rounding, out, sent)) {
 #pragma unroll
       for (unsigned row = 0; row < ROWS; ++row) {
         if (block.has(row)) {
@@ -623,11 +675,11 @@ __device__ __forceinline__ void send(G* gradient, float* residual, const unsigne
 // Adds up the blocks that this host owns, in the order of hosts: its own gradient, which is not
 // rounded, and what the others sent. Encodes the sums for all hosts. The residual becomes what is
 // left of a sum; if that is not finite, it stays as it was.
-template <class P, class G>
+template <class G>
 __device__ __forceinline__ void sum(G* gradient, float* residual, const unsigned short* sizes,
                                     Elements elements, Rounding rounding, float feedback,
                                     Ownership ownership, const Byte* received, Byte* sums) {
-  const Elements bytes = LEVEL_BYTES + P::PACKED_BYTES;
+  const Elements bytes = block_bytes(rounding.levels);
   const Elements before = ownership.before(ownership.host);
   const Elements owned = ownership.before(ownership.host + 1) - before;
   const Elements slot = block_of_warp();
@@ -643,7 +695,7 @@ __device__ __forceinline__ void sum(G* gradient, float* residual, const unsigned
     const Byte* const part = received + (other * owned + slot) * bytes;
     const float level = read_level(part);
     if (is_finite(level)) {
-      decode<P>(part, level, steps, sent);
+      decode(part, level, steps, rounding.levels, sent);
     }
 #pragma unroll
     for (unsigned row = 0; row < ROWS; ++row) {
@@ -651,7 +703,7 @@ __device__ __forceinline__ void sum(G* gradient, float* residual, const unsigned
       due.of[row] = block.has(row) ? due.of[row] + more : 0.0f;
     }
   }
-  if (!encode<P>(due, steps, block.count, rounding, sums + (before + slot) * bytes, sent)) {
+  if (!encode(due, steps, block.count, rounding, sums + (before + slot) * bytes, sent)) {
     return;
   }
 #pragma unroll
@@ -668,16 +720,16 @@ __device__ __forceinline__ void sum(G* gradient, float* residual, const unsigned
 
 // Decodes the sums of all blocks into the gradient. For a block that another host owns and has not
 // got finite, the residual takes back what was sent and not delivered.
-template <class P, class G>
+template <class G>
 __device__ __forceinline__ void deliver(G* gradient, float* residual, const unsigned short* sizes,
-                                        Elements elements, Ownership ownership, const Byte* parts,
-                                        const Byte* sums) {
+                                        Elements elements, unsigned levels, Ownership ownership,
+                                        const Byte* parts, const Byte* sums) {
   const Elements index = block_of_warp();
   if (index >= ownership.blocks) {
     return;
   }
   const Block<G> block = block_at(index, gradient, residual, sizes, elements);
-  const Elements start = ownership.slot(index) * (LEVEL_BYTES + P::PACKED_BYTES);
+  const Elements start = ownership.slot(index) * block_bytes(levels);
   const float level = read_level(sums + start);
   const bool is_poisoned = !is_finite(level);
   const bool is_own = ownership.owner(index) == ownership.host;
@@ -688,90 +740,65 @@ __device__ __forceinline__ void deliver(G* gradient, float* residual, const unsi
     const float own_level = read_level(parts + start);
     // If this host's own part was poisoned, its residual has not changed.
     if (is_finite(own_level)) {
-      decode<P>(parts + start, own_level, steps, numbers);
+      decode(parts + start, own_level, steps, levels, numbers);
 #pragma unroll
       for (unsigned row = 0; row < ROWS; ++row) {
         const unsigned at = element_at(row);
         if (block.has(row)) {
-          block.residual[at] =
-              (block.residual[at] + numbers.of[row]) - widen(block.gradient[at]);
+          block.residual[at] = (block.residual[at] + numbers.of[row]) - widen(block.gradient[at]);
         }
       }
     }
   }
   if (!is_poisoned) {
-    decode<P>(sums + start, level, steps, numbers);
+    decode(sums + start, level, steps, levels, numbers);
   }
 #pragma unroll
   for (unsigned row = 0; row < ROWS; ++row) {
     if (block.has(row)) {
-      block.gradient[element_at(row)] =
-          Type<G>::narrow(is_poisoned ? level : numbers.of[row]);
+      block.gradient[element_at(row)] = Type<G>::narrow(is_poisoned ? level : numbers.of[row]);
     }
   }
 }
 
-// Calls `work` with the packing of these levels: the order of rust/codec/quantizer/levels.rs.
-template <class Work>
-__device__ __forceinline__ void with_levels(unsigned levels, const Work& work) {
-  switch (levels) {
-    case 0:
-      return work(Int8());
-    case 1:
-      return work(Int4());
-    case 2:
-      return work(Int3());
-    case 3:
-      return work(Quinary());
-    default:
-      return work(Ternary());
-  }
-}
-
-#define GFLOW_SEND(NAME, G)                                                                       \
-  extern "C" __global__ void __launch_bounds__(QUANTIZER_THREADS) gflow_send_##NAME(              \
-      G* __restrict__ gradient, float* __restrict__ residual,                                     \
-      const unsigned short* __restrict__ sizes, Elements elements, unsigned levels, float step,   \
-      float feedback, unsigned hosts, unsigned host, Byte* __restrict__ parts,                    \
-      float* __restrict__ norms) {                                                                \
-    const Ownership ownership = {hosts, host, blocks_of(elements)};                               \
-    with_levels(levels, [&](auto packing) {                                                       \
-      send<decltype(packing), G>(gradient, residual, sizes, elements, Rounding{step}, feedback,   \
-                                 ownership, parts, norms);                                        \
-    });                                                                                           \
+#define GFLOW_SEND(NAME, G)                                                                   \
+  extern "C" __global__ void __launch_bounds__(QUANTIZER_THREADS)                             \
+      gflow_send_##NAME(G* __restrict__ gradient, float* __restrict__ residual,               \
+                        const unsigned short* __restrict__ sizes, Elements elements,          \
+                        unsigned levels, float step, float feedback, unsigned hosts,          \
+                        unsigned host, Byte* __restrict__ parts, float* __restrict__ norms) { \
+    const Ownership ownership = {hosts, host, blocks_of(elements)};                           \
+    send<G>(gradient, residual, sizes, elements, Rounding{step, levels}, feedback, ownership, \
+            parts, norms);                                                                    \
   }
 
 GFLOW_SEND(f32, float)
 GFLOW_SEND(f16, F16)
 GFLOW_SEND(bf16, BF16)
 
-#define GFLOW_SUM(NAME, G)                                                                        \
-  extern "C" __global__ void __launch_bounds__(QUANTIZER_THREADS) gflow_sum_##NAME(               \
-      G* __restrict__ gradient, float* __restrict__ residual,                                     \
-      const unsigned short* __restrict__ sizes, Elements elements, unsigned levels, float step,   \
-      float feedback, unsigned hosts, unsigned host, const Byte* __restrict__ received,           \
-      Byte* __restrict__ sums) {                                                                  \
-    const Ownership ownership = {hosts, host, blocks_of(elements)};                               \
-    with_levels(levels, [&](auto packing) {                                                       \
-      sum<decltype(packing), G>(gradient, residual, sizes, elements, Rounding{step}, feedback,    \
-                                ownership, received, sums);                                       \
-    });                                                                                           \
+#define GFLOW_SUM(NAME, G)                                                                         \
+  extern "C" __global__ void __launch_bounds__(QUANTIZER_THREADS)                                  \
+      gflow_sum_##NAME(G* __restrict__ gradient, float* __restrict__ residual,                     \
+                       const unsigned short* __restrict__ sizes, Elements elements,                \
+                       unsigned levels, float step, float feedback, unsigned hosts, unsigned host, \
+                       const Byte* __restrict__ received, Byte* __restrict__ sums) {               \
+    const Ownership ownership = {hosts, host, blocks_of(elements)};                                \
+    sum<G>(gradient, residual, sizes, elements, Rounding{step, levels}, feedback, ownership,       \
+           received, sums);                                                                        \
   }
 
 GFLOW_SUM(f32, float)
 GFLOW_SUM(f16, F16)
 GFLOW_SUM(bf16, BF16)
 
-#define GFLOW_DELIVER(NAME, G)                                                                    \
-  extern "C" __global__ void __launch_bounds__(QUANTIZER_THREADS) gflow_deliver_##NAME(           \
-      G* __restrict__ gradient, float* __restrict__ residual,                                     \
-      const unsigned short* __restrict__ sizes, Elements elements, unsigned levels,               \
-      unsigned hosts, unsigned host, const Byte* __restrict__ parts,                              \
-      const Byte* __restrict__ sums) {                                                            \
-    const Ownership ownership = {hosts, host, blocks_of(elements)};                               \
-    with_levels(levels, [&](auto packing) {                                                       \
-      deliver<decltype(packing), G>(gradient, residual, sizes, elements, ownership, parts, sums); \
-    });                                                                                           \
+#define GFLOW_DELIVER(NAME, G)                                                              \
+  extern "C" __global__ void __launch_bounds__(QUANTIZER_THREADS)                           \
+      gflow_deliver_##NAME(G* __restrict__ gradient, float* __restrict__ residual,          \
+                           const unsigned short* __restrict__ sizes, Elements elements,     \
+                           unsigned levels, unsigned hosts, unsigned host,                  \
+                           const Byte* __restrict__ parts, const Byte* __restrict__ sums) { \
+    const Ownership ownership = {hosts, host, blocks_of(elements)};                         \
+    deliver<G>(gradient, residual, sizes, elements, levels, ownership, parts, sums);        \
   }
 
 GFLOW_DELIVER(f32, float)
@@ -789,8 +816,8 @@ __device__ __forceinline__ float kept_at_first() { return 0.5f; }
 // Updates the sizes of every `TURNS`th block from `first` on, from what was delivered. Blocks with
 // infinity or NaN keep theirs.
 template <class G>
-__device__ __forceinline__ void follow(const G* delivered, unsigned short* sizes,
-                                       Elements elements, unsigned first, float kept) {
+__device__ __forceinline__ void follow(const G* delivered, unsigned short* sizes, Elements elements,
+                                       unsigned first, float kept) {
   const Elements index = first + block_of_warp() * TURNS;
   if (index >= blocks_of(elements)) {
     return;
@@ -830,11 +857,11 @@ __device__ __forceinline__ void follow(const G* delivered, unsigned short* sizes
   }
 }
 
-#define GFLOW_FOLLOW(NAME, G)                                                            \
-  extern "C" __global__ void __launch_bounds__(QUANTIZER_THREADS) gflow_follow_##NAME(   \
-      const G* __restrict__ delivered, unsigned short* __restrict__ sizes,               \
-      Elements elements, unsigned first, float kept) {                                   \
-    follow<G>(delivered, sizes, elements, first, kept);                                  \
+#define GFLOW_FOLLOW(NAME, G)                                                                  \
+  extern "C" __global__ void __launch_bounds__(QUANTIZER_THREADS)                              \
+      gflow_follow_##NAME(const G* __restrict__ delivered, unsigned short* __restrict__ sizes, \
+                          Elements elements, unsigned first, float kept) {                     \
+    follow<G>(delivered, sizes, elements, first, kept);                                        \
   }
 
 GFLOW_FOLLOW(f32, float)
