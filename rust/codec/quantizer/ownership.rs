@@ -50,7 +50,11 @@ mod tests {
                 for owner in 0..hosts {
                     let slots = ownership.slots(owner, blocks);
                     let owned = (0..blocks).filter(|block| ownership.owner(*block) == owner);
-                    assert_eq!((slots.start, slots.len()), (end, owned.count()), "{hosts} {blocks}");
+                    assert_eq!(
+                        (slots.start, slots.len()),
+                        (end, owned.count()),
+                        "{hosts} {blocks}"
+                    );
                     end = slots.end;
                 }
                 assert_eq!(end, blocks);

@@ -48,7 +48,10 @@ pub enum Kernel {
     Accumulate(Float),
     Select,
     Pack(Float),
-    Unpack { wire: Float, gradient: Float },
+    Unpack {
+        wire: Float,
+        gradient: Float,
+    },
     AddVelocity(Float),
     Rescale,
     /// Of the quantiser, for gradients of this type.

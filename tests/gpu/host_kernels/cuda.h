@@ -1,5 +1,5 @@
-// The subset of CUDA C++ that the kernels in rust/cuda/kernels use, for a host compiler. Barriers and
-// warp operations are in block.h; keywords, built-in variables and number conversions are here.
+// The subset of CUDA C++ that the kernels in rust/cuda/kernels use, for a host compiler. Barriers
+// and warp operations are in block.h; keywords, built-in variables and number conversions are here.
 //
 // Nothing here may be more lenient than a GPU. For example, a misaligned float4 access faults, as
 // it does there.

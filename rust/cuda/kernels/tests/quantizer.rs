@@ -123,8 +123,7 @@ impl OnDevice {
     fn deliver(&mut self, parts: &[u8], sums: &[u8]) {
         let (mut parts, mut sums) = (Guarded::new(parts, 0x5a, 0), Guarded::new(sums, 0x5a, 0));
         let hosts = self.hosts();
-        let arguments =
-            [&self.shard()[..], &hosts, &[parts.pointer(), sums.pointer()]].concat();
+        let arguments = [&self.shard()[..], &hosts, &[parts.pointer(), sums.pointer()]].concat();
         let config = launch::quantize(self.blocks());
         run(Kernel::Deliver(float(self.element)), config, &arguments);
     }
@@ -347,13 +346,13 @@ fn small_shards() -> impl Strategy<Value = Shards> {
 /// poisoned on some host.
 fn large_shards() -> impl Strategy<Value = Shards> {
     let bad = prop::collection::vec((any::<prop::sample::Index>(), 0usize..4, 0usize..3), 0..4);
-    let count = prop_oneof![1usize..20_000, 40_000usize..60_000, (1usize..80).prop_map(|n| n * BLOCK)];
+    let count =
+        prop_oneof![1usize..20_000, 40_000usize..60_000, (1usize..80).prop_map(|n| n * BLOCK)];
     let kind = (quantizers(), prop::sample::select(&ELEMENTS[..]));
     (kind, 2usize..5, count, any::<u64>(), bad).prop_map(
         |((quantizer, element), hosts, count, seed, bad)| {
             let mut random = Random(seed | 1);
-            let mut gradients: Vec<Vec<f32>> =
-                (0..hosts).map(|_| random.numbers(count)).collect();
+            let mut gradients: Vec<Vec<f32>> = (0..hosts).map(|_| random.numbers(count)).collect();
             for (place, host, kind) in bad {
                 gradients[host % hosts][place.index(count)] =
                     [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][kind];

@@ -36,6 +36,11 @@ fn group_of(case: Case) -> (Case, Vec<Member>, Vec<Gpu>) {
     (case, members, gpus)
 }
 
+/// The same with quantised gradients.
+fn quantized(buckets: Vec<usize>) -> Case {
+    Case { method: Method::Quantized(Levels::Int3), ..two_hosts(buckets) }
+}
+
 /// Begins an exchange of the only bucket on some ranks.
 fn begin(case: &Case, members: &[Member], gpus: &[Gpu], timeout: Duration) -> Vec<Result<Pending>> {
     begin_after(case, members, gpus, timeout, || ())
@@ -85,23 +90,6 @@ fn end(members: Vec<Member>, pending: Vec<Result<Pending>>) {
     let start = Instant::now();
     drop(members);
     assert!(start.elapsed() < 2 * BOUND);
-}
-
-#[test]
-#[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
-fn a_method_for_host_memory_is_refused_at_the_first_bucket_with_what_to_use() {
-    let standin = Standin::ready();
-    let case = Case { method: Method::Quantized(Levels::Int3), ..two_hosts(vec![3000]) };
-    let members = case.members();
-    let gpus = gpus(&members);
-    let pending = begin(&case, &members, &gpus, BOUND);
-    for member in &members {
-        // Its own refusal, or that of a rank which was first and said why it left.
-        let text = later_error(member);
-        assert_has(&text, &["rank", "sent as int3 from a GPU", "\"chunks\""]);
-    }
-    end(members, pending);
-    standin.clear();
 }
 
 #[test]
@@ -324,14 +312,24 @@ fn a_group_that_ends_well_leaves_nccl_in_order_and_else_aborts() {
 #[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
 fn a_call_of_the_driver_or_of_nccl_that_fails_is_an_error_with_its_name_on_every_rank() {
     let standin = Standin::ready();
-    for (function, code) in [
-        ("cuLaunchKernel", CUDA_ERROR_LAUNCH_FAILED),
-        ("ncclAllReduce", NCCL_REMOTE_ERROR),
-        ("cuEventRecord", CUDA_ERROR_LAUNCH_FAILED),
-        ("cuStreamWaitEvent", CUDA_ERROR_LAUNCH_FAILED),
-        ("cuEventCreate", CUDA_ERROR_OUT_OF_MEMORY),
+    let chunks = || two_hosts(vec![3000]);
+    // Both hosts own equally many blocks of the second.
+    let quantized = || self::quantized(vec![3000]);
+    let even = || self::quantized(vec![32 * 640]);
+    for (function, code, case) in [
+        ("cuLaunchKernel", CUDA_ERROR_LAUNCH_FAILED, chunks()),
+        ("ncclAllReduce", NCCL_REMOTE_ERROR, chunks()),
+        ("cuEventRecord", CUDA_ERROR_LAUNCH_FAILED, chunks()),
+        ("cuStreamWaitEvent", CUDA_ERROR_LAUNCH_FAILED, chunks()),
+        ("cuEventCreate", CUDA_ERROR_OUT_OF_MEMORY, chunks()),
+        ("cuLaunchKernel", CUDA_ERROR_LAUNCH_FAILED, quantized()),
+        ("ncclGroupStart", NCCL_REMOTE_ERROR, quantized()),
+        ("ncclSend", NCCL_REMOTE_ERROR, quantized()),
+        ("ncclRecv", NCCL_REMOTE_ERROR, quantized()),
+        ("ncclGroupEnd", NCCL_REMOTE_ERROR, quantized()),
+        ("ncclAllGather", NCCL_REMOTE_ERROR, even()),
     ] {
-        let (case, members, gpus) = group();
+        let (case, members, gpus) = group_of(case);
         let fails = || standin.fail_next(function, code);
         let begun = begin_after(&case, &members, &gpus, SHORT, fails);
         // The rank that it happens to reports it, at the call or later to all ranks.
