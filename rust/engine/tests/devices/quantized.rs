@@ -99,7 +99,7 @@ fn gradients_that_are_not_finite_on_any_of_three_hosts_are_as_on_the_cpu() {
             if step > cpu::WARMUP {
                 // In blocks of all owners, one of them on two hosts.
                 for (host, of_host) in gradients.iter_mut().enumerate() {
-                    of_host[0][640 * (5 + 7 * step as usize + host)] = bad;
+                    of_host[0][640 * (5 * step as usize + host)] = bad;
                     of_host[2][640 * 3] = if host == 1 { 1.0 } else { bad };
                 }
             }
