@@ -1,4 +1,4 @@
-//! What a gradient is sent as in one step.
+//! What a gradient is sent as in one step, and what holds of every codec.
 
 use super::quantizer::Quantizer;
 use super::wire::Wire;
@@ -19,6 +19,14 @@ impl Coding {
         match self {
             Coding::Chunks { density, .. } => *density,
             Coding::Quantized(_) => 1.0,
+        }
+    }
+
+    /// The part of a residual that is added to the next gradient. The rest is let go.
+    pub fn feedback(&self) -> f32 {
+        match self {
+            Coding::Chunks { .. } => 1.0,
+            Coding::Quantized(quantizer) => quantizer.feedback,
         }
     }
 

@@ -1,70 +1,38 @@
-//! The codec: decides what a rank sends of its gradient and how the rest is kept for later.
+//! The codecs: what a rank sends of its gradient, and how the rest is kept for later.
 //!
-//! One step, for a gradient cut into chunks:
+//! | codec | methods | what is sent | how sums form |
+//! |---|---|---|---|
+//! | [`chunks`] | `chunks`, `fp16`, `bf16` | the heaviest chunks, or all, as floats | on the wire, at each hop of a ring |
+//! | [`quantizer`] | `int8` to `ternary` | every element, each with a few levels | at the owner of a block |
 //!
-//! 1. [`accumulate`] moves each chunk of the gradient into the *residual* (everything not sent
-//!    yet) and returns the norm of the new residual. With [`Momentum`], a *velocity* goes in
-//!    between.
-//! 2. The ranks add up their norms, and [`select`] picks the chunks with the largest sums: as
-//!    many as the [`Schedule`] says, and the same ones on every rank.
-//! 3. For each selected chunk, [`scale_for`] derives a power of two from the norm; [`pack`]
-//!    multiplies the residual by it, rounds to the [`Wire`] format, and leaves the rounding error
-//!    in the residual.
-//! 4. At each hop of the ring, [`add_partial_sum`] adds this rank's share to the incoming sum and
-//!    records the rounding error; [`return_hop_error`] puts that back into the residual.
-//! 5. [`unpack`] turns the final sum into the [`Gradient`]. A chunk that was not sent is zero.
-//!    What a 16-bit gradient can't represent goes to one rank's residual
-//!    ([`return_unpack_error`]).
+//! [`Coding`] says which of them a bucket takes in a step, and answers what does not depend on which:
+//! density, bytes, the part of a residual that is fed back.
 //!
-//! So no part of a gradient is ever lost. Infinity and NaN never enter a residual: a chunk that
-//! contains one is *poisoned*, its norm is infinity or NaN, and all ranks receive that value as
-//! the gradient of the whole chunk.
-//!
-//! The codec is pure: slices in, slices out. No I/O, clocks or threads, and the result is the same
-//! to the bit on every CPU and GPU (`rust/cuda/` holds the same arithmetic as CUDA kernels).
+//! Codecs are pure: slices in, slices out. No I/O, clocks or threads, and the result is the same to the
+//! bit on every CPU and GPU (`rust/cuda/` holds the same arithmetic as CUDA kernels).
 //!
 //! | file | |
 //! |---|---|
+//! | `chunks/` | GradientFlow's method, and plain rounding |
+//! | `quantizer/` | a few levels for each element |
+//! | `coding.rs` | what a gradient is sent as in one step |
 //! | `gradient.rs` | a slice of gradient: f32, f16 or bf16 |
 //! | `wire.rs` | the float format on the wire |
-//! | `chunk_grid.rs` | how elements are cut into chunks |
-//! | `schedule.rs` | density per step: warm-up, ramp, final value |
-//! | `norms.rs` | L1 norms of chunks and how the ranks' norms add up |
-//! | `selection.rs` | which chunks are sent: those with the largest norms |
-//! | `scale.rs` | the power of two that keeps a chunk within fp16's range |
-//! | `kernels/` | the passes over memory, compiled per instruction set; shared by all codecs |
-//! | `reference.rs` | tests: the whole method in plain scalar code |
 //! | `samples.rs` | tests: ordinary and nasty numbers |
-//! | `method_tests.rs` | tests: the kernels put together, compared with the reference |
 
-pub mod chunk_grid;
+pub mod chunks;
 pub mod coding;
 pub mod gradient;
-mod kernels;
-#[cfg(test)]
-mod method_tests;
-pub mod norms;
 pub mod quantizer;
 #[cfg(test)]
-pub(crate) mod reference;
-#[cfg(test)]
 pub(crate) mod samples;
-pub mod scale;
-pub mod schedule;
-pub mod selection;
 pub mod wire;
 
-pub use chunk_grid::ChunkGrid;
+pub use chunks::{
+    ChunkGrid, ChunkNorms, ExchangeNorms, Momentum, Schedule, accumulate, add_norms,
+    add_partial_sum, add_velocity, chunks_to_send, fill, pack, return_hop_error,
+    return_unpack_error, scale_for, select, unpack,
+};
 pub use coding::Coding;
 pub use gradient::Gradient;
-pub use kernels::accumulate::accumulate;
-pub use kernels::momentum::{Momentum, add_velocity};
-pub use kernels::pack::pack;
-pub use kernels::partial_sum::add_partial_sum;
-pub use kernels::residual::{return_hop_error, return_unpack_error};
-pub use kernels::unpack::{fill, unpack};
-pub use norms::{ChunkNorms, ExchangeNorms, add_norms};
-pub use scale::scale_for;
-pub use schedule::{Schedule, chunks_to_send};
-pub use selection::select;
 pub use wire::Wire;

@@ -184,7 +184,7 @@ impl Combine for Sums {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::reference::{read, write};
+    use crate::codec::chunks::reference::{read, write};
     use crate::collective::ring::tests::{AllWell, dribbling_rings};
     use std::time::Duration;
 

@@ -87,11 +87,8 @@ impl Delivered {
 
     /// Restores what is kept of some elements of the shard, from what came for them.
     fn restore(&self, kept: Kept, own: Range<usize>, came: &[f32], keeps_sum: bool) {
-        let feedback = match self.coding {
-            Coding::Chunks { .. } => 1.0,
-            // The exchange has left only a part of what was kept before.
-            Coding::Quantized(quantizer) => quantizer.feedback,
-        };
+        // The exchange has left only this part of what was kept before.
+        let feedback = self.coding.feedback();
         let Some(residual) = kept.residual.get_mut(own.clone()) else { return };
         let velocity = kept.velocity.get_mut(own).unwrap_or_default();
         for (index, (residual, came)) in residual.iter_mut().zip(came).enumerate() {

@@ -5,7 +5,7 @@
 use super::floats::{add_feedback, by_set, dot, largest, sum_of};
 use super::levels::{
     BLOCK, Int3, Int4, Int8, LEVEL_BYTES, Levels, Packing, Quinary, Symbols, Ternary, multiple,
-    nearest,
+    nearest, outermost,
 };
 use super::rules::{Quantizer, Rounding};
 use super::sizes;
@@ -171,9 +171,9 @@ unsafe fn encode<P: Packing>(
             workspace.numbers = workspace.due;
             round_to_maximum::<P>(workspace)
         }
-        Rounding::Unbiased { step } => {
+        Rounding::Unbiased { step, margin } => {
             let squares = divide(workspace, uses_sizes);
-            round_unbiased::<P>(workspace, squares, count, step)
+            round_unbiased::<P>(workspace, squares, count, (step, margin))
         }
     };
     let bits = BF16::narrow(level);
@@ -221,7 +221,7 @@ fn round_to_maximum<P: Packing>(workspace: &mut Workspace) -> f32 {
     let level = BF16::narrow(largest / f32::from(P::LARGEST)).widen();
     // A level that is too small to be inverted stands for zeros.
     let inverse = if level > f32::MIN_POSITIVE { 1.0 / level } else { 0.0 };
-    round_all::<P>(workspace, inverse);
+    round_all::<P>(workspace, inverse, 0.0);
     level
 }
 
@@ -232,7 +232,7 @@ fn round_unbiased<P: Packing>(
     workspace: &mut Workspace,
     mut squares: f32,
     count: usize,
-    step: f32,
+    (step, margin): (f32, f32),
 ) -> f32 {
     let mut unit = 1.0;
     if !ORDINARY.contains(&squares) {
@@ -244,13 +244,13 @@ fn round_unbiased<P: Packing>(
         squares = dot(numbers, numbers);
     }
     if squares == 0.0 {
-        round_all::<P>(workspace, 0.0);
+        round_all::<P>(workspace, 0.0, 0.0);
         return 0.0;
     }
     let step = step * (squares / count as f32).sqrt();
-    let projection = round_all::<P>(workspace, 1.0 / step);
+    let Fit { squares, products } = round_all::<P>(workspace, 1.0 / step, margin);
     // The largest element of a block is above its root mean square, so some symbol is not zero.
-    (squares / projection * unit).min(LARGEST_LEVEL)
+    (squares / products * step * unit).min(LARGEST_LEVEL)
 }
 
 /// Multiplies numbers that are very large or very small, so that their squares can be added. Returns
@@ -279,24 +279,34 @@ fn bring_to_ordinary(due: &[f32; BLOCK], numbers: &mut [f32; BLOCK]) -> Result<f
     Ok(unit)
 }
 
-/// Replaces the numbers by the nearest multiples, and sets their symbols. Returns the sum of the products
-/// of both.
+/// What tells how well the multiples of a block fit its numbers.
+struct Fit {
+    /// The sum of the squares of the numbers over the step, each as far as it is within reach.
+    squares: f32,
+    /// The sum of their products with the multiples.
+    products: f32,
+}
+
+/// Replaces the numbers by the multiples of a step that are nearest, and sets their symbols.
 #[inline(always)]
-fn round_all<P: Packing>(workspace: &mut Workspace, inverse_step: f32) -> f32 {
+fn round_all<P: Packing>(workspace: &mut Workspace, inverse_step: f32, margin: f32) -> Fit {
     let Workspace { numbers, symbols, next, .. } = workspace;
-    let mut lanes = [0.0; LANES];
+    let (mut squares, mut products) = ([0.0; LANES], [0.0; LANES]);
+    let reach = outermost::<P>() + margin;
     let both = numbers.chunks_exact_mut(LANES).zip(symbols.chunks_exact_mut(LANES));
     for (part, (numbers, symbols)) in both.enumerate() {
         next.iter().for_each(|upcoming| upcoming.prefetch(part));
         for lane in 0..LANES {
-            let number = numbers[lane];
-            let (multiple, symbol) = nearest::<P>(number * inverse_step);
-            lanes[lane] += number * multiple;
+            let number = numbers[lane] * inverse_step;
+            let (multiple, symbol) = nearest::<P>(number);
+            let within = number.clamp(-reach, reach);
+            squares[lane] += within * within;
+            products[lane] += within * multiple;
             numbers[lane] = multiple;
             symbols[lane] = symbol;
         }
     }
-    sum_of(&lanes)
+    Fit { squares: sum_of(&squares), products: sum_of(&products) }
 }
 
 for_each_instruction_set! {

@@ -3,8 +3,9 @@
 //! A symbol is a whole number from 0 to twice [`Levels::largest`]; the middle one stands for zero, the
 //! others for multiples of the block's level. With 7 and 5 levels these multiples grow faster than the
 //! symbols ([`Packing::MULTIPLES`]): gradients have a few elements that are much larger than the others,
-//! and most that are small. A block's symbols are cut into equal *planes*, and a byte (or a word of 12 bits) holds one symbol of
-//! each plane. So packing works on whole rows of bytes at a time, without moving any sideways.
+//! and most that are small. A block's symbols are cut into equal *planes*, and a byte (or a word of 12
+//! bits) holds one symbol of each plane. So packing works on whole rows of bytes at a time, without
+//! moving any sideways.
 
 /// Elements in a block. Divisible by the number of symbols in a byte or word of every kind.
 pub const BLOCK: usize = 640;
@@ -121,6 +122,12 @@ pub fn multiple<P: Packing>(symbol: u8) -> f32 {
     multiple
 }
 
+/// The multiple that the largest symbol stands for.
+#[inline(always)]
+pub fn outermost<P: Packing>() -> f32 {
+    P::MULTIPLES.last().copied().unwrap_or(f32::from(P::LARGEST))
+}
+
 /// Adding this to a number below 2^22 rounds it to a whole number, ties to even, and leaves that in
 /// the lowest bits.
 const ROUNDER: f32 = 12_582_912.0;
@@ -171,7 +178,7 @@ impl Packing for Int4 {
 impl Packing for Int3 {
     const LARGEST: u8 = 3;
     const PACKED_BYTES: usize = 3 * INT3_WORDS / 2;
-    const MULTIPLES: &[f32] = &[1.0, 2.5, 6.0];
+    const MULTIPLES: &[f32] = &[1.0, 2.25, 4.5];
 
     #[inline(always)]
     fn pack(symbols: &Symbols, out: &mut [u8]) {
@@ -200,7 +207,7 @@ impl Packing for Int3 {
 impl Packing for Quinary {
     const LARGEST: u8 = 2;
     const PACKED_BYTES: usize = 3 * QUINARY_WORDS / 2;
-    const MULTIPLES: &[f32] = &[1.0, 3.0];
+    const MULTIPLES: &[f32] = &[1.0, 2.5];
 
     /// Five symbols are a number below 5^5 = 3125. It is stretched to 12 bits: as a fraction of
     /// 4096, its digits come out one after the other by multiplication.

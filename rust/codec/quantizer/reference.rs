@@ -52,7 +52,7 @@ pub fn encode(quantizer: &Quantizer, due: &[f32], sizes: &[u16]) -> Encoded {
             let inverse = if level > f32::MIN_POSITIVE { 1.0 / level } else { 0.0 };
             (level, over_steps.iter().map(|number| round(*number, inverse)).collect())
         }
-        Rounding::Unbiased { step } => {
+        Rounding::Unbiased { step, margin } => {
             let (unit, numbers) = in_ordinary_unit(over_steps);
             let squares = product(&numbers, &numbers);
             if squares == 0.0 {
@@ -61,7 +61,10 @@ pub fn encode(quantizer: &Quantizer, due: &[f32], sizes: &[u16]) -> Encoded {
                 let step = step * (squares / due.len() as f32).sqrt();
                 let chosen: Vec<f32> =
                     numbers.iter().map(|number| round(*number, 1.0 / step)).collect();
-                let level = squares / product(&numbers, &chosen) * unit;
+                let reach = multiples.last().unwrap() + margin;
+                let within = |number: &f32| (number * (1.0 / step)).clamp(-reach, reach);
+                let within: Vec<f32> = numbers.iter().map(within).collect();
+                let level = product(&within, &within) / product(&within, &chosen) * step * unit;
                 // The largest finite bf16.
                 (level.min(bf16::MAX.to_f32()), chosen)
             }
@@ -95,8 +98,8 @@ pub fn decode(quantizer: &Quantizer, bytes: &[u8], sizes: &[u16], count: usize) 
 /// What the symbols stand for, in multiples of the level.
 pub fn multiples(levels: Levels) -> Vec<f32> {
     match levels {
-        Levels::Int3 => vec![-6.0, -2.5, -1.0, 0.0, 1.0, 2.5, 6.0],
-        Levels::Quinary => vec![-3.0, -1.0, 0.0, 1.0, 3.0],
+        Levels::Int3 => vec![-4.5, -2.25, -1.0, 0.0, 1.0, 2.25, 4.5],
+        Levels::Quinary => vec![-2.5, -1.0, 0.0, 1.0, 2.5],
         _ => {
             let largest = i16::from(levels.largest());
             (-largest..=largest).map(f32::from).collect()

@@ -8,8 +8,10 @@ pub enum Rounding {
     /// The largest element gets the largest symbol, so none is cut off.
     ToMaximum,
     /// A step is this multiple of the block's root mean square, and the level is chosen so that
-    /// the sum does not shrink.
-    Unbiased { step: f32 },
+    /// the sum does not shrink. Only an element that is more than `margin` steps beyond the outermost
+    /// multiple counts as if it were there: else a few outliers, which no symbol can reach, would
+    /// raise the level of all others. What is not sent of them is left for later.
+    Unbiased { step: f32, margin: f32 },
 }
 
 /// What the optimizer does with a gradient, as far as it matters here.
@@ -53,12 +55,12 @@ impl Quantizer {
     /// The quantiser with these levels. The constants are what trainings on simulated ranks were
     /// best with (docs/codecs.md).
     pub fn new(levels: Levels, stepping: Stepping) -> Quantizer {
-        let unbiased = |step| Rounding::Unbiased { step };
+        let unbiased = |step| Rounding::Unbiased { step, margin: 1.0 };
         let (rounding, feedback, uses_sizes) = match (levels, stepping) {
             (Levels::Int8, _) => (Rounding::ToMaximum, 1.0, false),
-            (Levels::Int4, _) => (unbiased(0.5), 0.5, true),
-            (Levels::Int3, _) => (unbiased(0.6), 0.5, true),
-            (Levels::Quinary, _) => (unbiased(1.0), 0.5, true),
+            (Levels::Int4, _) => (unbiased(0.4), 0.5, true),
+            (Levels::Int3, _) => (unbiased(0.5), 0.5, true),
+            (Levels::Quinary, _) => (unbiased(0.75), 0.5, true),
             (Levels::Ternary, Stepping::Normalized) => (unbiased(1.25), 0.75, true),
             // With sizes, three levels are too coarse for the largest elements, and those are what
             // such an optimizer steps by.

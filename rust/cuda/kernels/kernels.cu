@@ -632,7 +632,7 @@ __device__ __forceinline__ Scale scale_of_exponent(int exponent) {
                bits_to_float(static_cast<unsigned>(127 - exponent) << 23)};
 }
 
-// As rust/codec/scale.rs, with one difference: with several hosts, each norm was capped at `clamp`,
+// As rust/codec/chunks/scale.rs, with one difference: with several hosts, each norm was capped at `clamp`,
 // which is less than the largest float. A sum of at least `clamp` bounds nothing, so it gets the
 // least scale.
 template <class W>
@@ -765,7 +765,7 @@ __device__ __forceinline__ void unpack(const W* wire, float* residual, Elements 
       const float exact = numbers.of[i] * scale.inverse;
       numbers.of[i] = exact;
       if (!Type<G>::is_exact && is_finite(exact)) {
-        // As `return_unpack_error` of rust/codec/kernels/residual.rs.
+        // As `return_unpack_error` of rust/codec/chunks/kernels/residual.rs.
         const float largest = Type<G>::largest();
         const float rounded = widen(Type<G>::narrow(exact));
         numbers.of[i] = larger(smaller(rounded, largest), -largest);

@@ -1,7 +1,7 @@
 //! A group and its gradients for a test: random ones, and how they are exchanged.
 
 use super::harness::{Member, OnTensors, Tensor, call, group_that_compresses};
-use crate::codec::reference;
+use crate::codec::chunks::reference;
 use crate::codec::{Momentum, Schedule, Wire};
 use crate::collective::call::CollectiveKind;
 use crate::collective::span::Memory;

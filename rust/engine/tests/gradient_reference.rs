@@ -1,8 +1,8 @@
 //! The expected results of a [`Case`]'s steps, from plain loops and the codec's scalar reference.
 
 use super::gradient_case::{Case, WARMUP, encode};
+use crate::codec::chunks::reference::{self, Rank};
 use crate::codec::chunks_to_send;
-use crate::codec::reference::{self, Rank};
 use crate::collective::partition::{partition, partitions};
 use std::ops::Range;
 

@@ -113,6 +113,8 @@ _MEANING = (
     "Held-out loss after the last step, as mean ± standard deviation over the seeds. Above dense: "
     "the differences to dense with the same seed (the same weights and data), in percent. Fewer "
     "bytes: what an exact ring would send over what was sent, in the second half of the training. "
+    "Noise: the variance that compression added, relative to the square of the gradient, as gflow's "
+    "audits found it: their median, and the largest. "
     "A step: its median on the first rank, without evaluations, on whatever else the machine did."
 )
 
@@ -135,12 +137,13 @@ def _method_table(methods: dict[str, list[Row]]) -> str:
                 _spread_of(own, "loss").show(".4f"),
                 f"{difference.show('+.2f')} %" if difference else "",
                 Spread.of([100 * row["accuracy"] for row in own]).show(".2f"),
+                _noise(own),
                 f"{statistics.median(row['step_ms'] for row in own):.1f}",
                 ", ".join(str(row["seed"]) for row in sorted(own, key=lambda row: row["seed"])),
             ]
         )
     header = ["method", "fewer bytes", "held-out loss", "above dense", "accuracy %",
-              "ms per step", "seeds"]  # fmt: skip
+              "noise", "ms per step", "seeds"]  # fmt: skip
     shown = _markdown(header, cells)
     if len(dense) > 1:
         spread = _spread_of(dense, "loss")
@@ -176,6 +179,11 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         [cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines
     ]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in padded)
+
+
+def _noise(rows: Sequence[Row]) -> str:
+    noises = [audit["noise"] for row in rows for audit in row["audits"]]
+    return f"{statistics.median(noises):.3f} ({max(noises):.3f})" if noises else ""
 
 
 def _warnings(rows: Sequence[Row]) -> list[str]:

@@ -28,6 +28,8 @@ _EVALUATION_BATCH = 128
 #: this part of its maximum.
 _RISING_STEPS, _MAX_RISING_PART = 100, 0.05
 _LEAST_RATE = 0.1
+#: More often than audits end.
+_AUDITS_READ_EVERY = 100
 #: Norm of the gradient above which it is clipped.
 _CLIP = 1.0
 
@@ -91,6 +93,23 @@ class _Training:
     network: Any
     seconds: list[float] = field(default_factory=list)
     curve: list[dict[str, float]] = field(default_factory=list)
+    audits: list[dict[str, Any]] = field(default_factory=list)
+
+    def note_audit(self) -> None:
+        """Keep what gflow's last audit has found, if it is new."""
+        import gflow
+
+        found = gflow.metrics().certificate
+        if found is None or (self.audits and self.audits[-1]["step"] == found.step):
+            return
+        self.audits.append(
+            {
+                "step": found.step,
+                "method": found.method,
+                "noise": found.noise,
+                "window_relative_error": found.window_relative_error,
+            }
+        )
 
     def evaluate(self, step: int) -> None:
         """Add a point to the curve; each rank evaluates a part of what is held out."""
@@ -141,6 +160,8 @@ def _train(rank: Rank, dataset: Dataset, run: Run) -> dict[str, Any]:
     for step in range(run.steps):
         if step % interval == 0 and run.steps - step >= interval:
             training.evaluate(step)
+        if step % _AUDITS_READ_EVERY == 0:
+            training.note_audit()
         if step == settled:
             sent_when_settled = _carried_and_sent()
         inputs, expected = next(batches)
@@ -153,6 +174,7 @@ def _train(rank: Rank, dataset: Dataset, run: Run) -> dict[str, Any]:
         schedule.step()
         training.seconds.append(time.perf_counter() - start)
     training.evaluate(run.steps)
+    training.note_audit()
     carried, sent = (
         now - before for now, before in zip(_carried_and_sent(), sent_when_settled, strict=True)
     )
@@ -165,6 +187,7 @@ def _train(rank: Rank, dataset: Dataset, run: Run) -> dict[str, Any]:
         "ratio": carried * 2 * (run.hosts - 1) / run.hosts / sent if sent else 1.0,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "curve": training.curve,
+        "audits": training.audits,
     }
 
 

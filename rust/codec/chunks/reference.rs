@@ -3,7 +3,7 @@
 //! those of the `half` crate, in software.
 
 use super::Momentum;
-use super::Wire;
+use crate::codec::Wire;
 use crate::simd::element::Element;
 use half::{bf16, f16};
 use std::ops::Range;

@@ -10,8 +10,8 @@
 //! buffer that stays in cache, and restores it in the rare case.
 
 use super::momentum::Momentum;
+use crate::codec::chunks::norms::ChunkNorms;
 use crate::codec::gradient::Gradient;
-use crate::codec::norms::ChunkNorms;
 use crate::simd::blocks::{Block, blocks_mut, bytes_of_mut, prefetch};
 use crate::simd::element::Element;
 use crate::simd::instruction_set::{InstructionSet, for_each_instruction_set};
@@ -36,7 +36,7 @@ pub fn accumulate(
     accumulate_with(InstructionSet::best(), gradient, residual, momentum, undo)
 }
 
-pub(in crate::codec) fn accumulate_with(
+pub(in crate::codec::chunks) fn accumulate_with(
     set: InstructionSet,
     gradient: &mut Gradient,
     residual: &mut [f32],

@@ -23,7 +23,7 @@ impl Momentum {
     /// The new velocity and the corrected gradient. If the former isn't finite, neither is the
     /// latter.
     #[inline(always)]
-    pub(in crate::codec) fn apply<N: Float>(self, gradient: N, velocity: N) -> (N, N) {
+    pub(in crate::codec::chunks) fn apply<N: Float>(self, gradient: N, velocity: N) -> (N, N) {
         let factor = N::splat(self.factor);
         let velocity = factor.multiply(velocity).add(gradient);
         let corrected = match self.nesterov {
@@ -40,7 +40,7 @@ pub fn add_velocity(gradient: &mut Gradient, velocity: &mut [f32], momentum: Mom
     add_velocity_with(InstructionSet::best(), gradient, velocity, momentum);
 }
 
-pub(in crate::codec) fn add_velocity_with(
+pub(in crate::codec::chunks) fn add_velocity_with(
     set: InstructionSet,
     gradient: &mut Gradient,
     velocity: &mut [f32],

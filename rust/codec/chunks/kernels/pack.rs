@@ -17,7 +17,7 @@ pub fn pack(residual: &mut [f32], scale: f32, wire: Wire, out: &mut [u8]) {
     pack_with(InstructionSet::best(), residual, scale, wire, out);
 }
 
-pub(in crate::codec) fn pack_with(
+pub(in crate::codec::chunks) fn pack_with(
     set: InstructionSet,
     residual: &mut [f32],
     scale: f32,

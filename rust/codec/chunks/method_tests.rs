@@ -6,8 +6,11 @@ use super::kernels::partial_sum::add_partial_sum_with;
 use super::kernels::residual::return_hop_error_with;
 use super::kernels::unpack::unpack_with;
 use super::reference::{self, Method, Rank};
-use super::samples::{ELEMENTS, OwnedGradient, available_sets, bits, gradient, momenta, numbers};
-use super::{ChunkGrid, Wire, add_norms, fill, return_unpack_error, scale_for, select};
+use super::{ChunkGrid, add_norms, fill, return_unpack_error, scale_for, select};
+use crate::codec::Wire;
+use crate::codec::samples::{
+    ELEMENTS, OwnedGradient, available_sets, bits, gradient, momenta, numbers,
+};
 use crate::simd::element::Element;
 use crate::simd::instruction_set::InstructionSet;
 use proptest::prelude::*;

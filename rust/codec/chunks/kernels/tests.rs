@@ -7,11 +7,12 @@ use super::pack::pack_with;
 use super::partial_sum::add_partial_sum_with;
 use super::residual::return_hop_error_with;
 use super::unpack::unpack_with;
+use crate::codec::chunks::reference;
 use crate::codec::samples::{
     ELEMENTS, OwnedGradient, any_finite, any_magnitude, available_sets, bits, gradient, lengths,
     momenta, numbers,
 };
-use crate::codec::{Gradient, Momentum, Wire, fill, reference, scale_for};
+use crate::codec::{Gradient, Momentum, Wire, fill, scale_for};
 use half::f16;
 use proptest::prelude::*;
 

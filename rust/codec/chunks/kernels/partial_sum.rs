@@ -17,7 +17,7 @@ pub fn add_partial_sum(own: &mut [u8], incoming: &[u8], wire: Wire, error: &mut 
     add_partial_sum_with(InstructionSet::best(), own, incoming, wire, error);
 }
 
-pub(in crate::codec) fn add_partial_sum_with(
+pub(in crate::codec::chunks) fn add_partial_sum_with(
     set: InstructionSet,
     own: &mut [u8],
     incoming: &[u8],

@@ -1,7 +1,7 @@
 //! The scale: the power of two that a chunk is multiplied by on the wire, which rounds nothing. It
 //! must be derived only from the sum of all ranks' norms, which all ranks share.
 
-use super::wire::Wire;
+use crate::codec::wire::Wire;
 
 /// A scaled sum is at most 2 to this power: half of what half precision can represent.
 const LARGEST_SUM_EXPONENT: i32 = 15;
@@ -40,8 +40,8 @@ fn power_of_two(exponent: i32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::codec::chunks::{add_norms, reference};
     use crate::codec::samples::{any_finite, any_magnitude};
-    use crate::codec::{add_norms, reference};
     use half::f16;
     use proptest::prelude::*;
 

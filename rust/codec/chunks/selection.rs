@@ -40,7 +40,7 @@ fn sort_key(sum: f32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::reference;
+    use crate::codec::chunks::reference;
     use crate::codec::samples::sums;
     use proptest::prelude::*;
 

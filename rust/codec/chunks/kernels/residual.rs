@@ -14,7 +14,7 @@ pub fn return_hop_error(residual: &mut [f32], error: &[f32], scale: f32) {
     return_hop_error_with(InstructionSet::best(), residual, error, scale);
 }
 
-pub(in crate::codec) fn return_hop_error_with(
+pub(in crate::codec::chunks) fn return_hop_error_with(
     set: InstructionSet,
     residual: &mut [f32],
     error: &[f32],

@@ -30,7 +30,7 @@ pub fn fill(to: &mut Gradient, value: f32) {
     }
 }
 
-pub(in crate::codec) fn unpack_with(
+pub(in crate::codec::chunks) fn unpack_with(
     set: InstructionSet,
     sum: &[u8],
     wire: Wire,
