@@ -10,7 +10,7 @@ use super::device_queue::DeviceQueue;
 use super::report::DeviceReport;
 use super::scratch::Scratch;
 use crate::codec::quantizer::{BLOCK, Ownership, Quantizer};
-use crate::cuda::kernels::{Argument, Float, Kernel, launch, quantizer_step};
+use crate::cuda::kernels::{Argument, Float, Kernel, launch, rounding_arguments};
 use crate::cuda::safe::communicator::{Communicator, OnPoll};
 use crate::cuda::safe::memory::DeviceSlice;
 use crate::cuda::safe::nccl::{Nccl, NcclTarget};
@@ -269,8 +269,9 @@ impl TwoLegExchange<'_> {
         ]
     }
 
-    fn rounding(&self) -> [Argument; 2] {
-        [F32(quantizer_step(self.quantizer.rounding)), F32(self.quantizer.feedback)]
+    fn rounding(&self) -> [Argument; 3] {
+        let [step, margin] = rounding_arguments(self.quantizer.rounding);
+        [F32(step), F32(margin), F32(self.quantizer.feedback)]
     }
 
     fn hosts(&self) -> [Argument; 2] {

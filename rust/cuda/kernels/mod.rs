@@ -18,12 +18,12 @@ pub use norm_limit::norm_limit;
 
 use crate::codec::quantizer::Rounding;
 
-/// The argument of the quantiser's kernels for its rounding: the step in units of the root mean square
-/// of a block; 0 stands for [`Rounding::ToMaximum`].
-pub fn quantizer_step(rounding: Rounding) -> f32 {
+/// The arguments of the quantiser's kernels for its rounding: step and margin. A step of 0 stands for
+/// [`Rounding::ToMaximum`].
+pub fn rounding_arguments(rounding: Rounding) -> [f32; 2] {
     match rounding {
-        Rounding::ToMaximum => 0.0,
-        Rounding::Unbiased { step } => step,
+        Rounding::ToMaximum => [0.0, 0.0],
+        Rounding::Unbiased { step, margin } => [step, margin],
     }
 }
 

@@ -145,6 +145,8 @@ template <unsigned LARGEST_SYMBOL>
 struct Even {
   static const unsigned LARGEST = LARGEST_SYMBOL;
 
+  static __device__ __forceinline__ float outermost() { return static_cast<float>(LARGEST); }
+
   static __device__ __forceinline__ Nearest nearest(float number) {
     const float limit = static_cast<float>(LARGEST);
     const float shifted = clamp(number, -limit, limit) + rounder();
@@ -160,6 +162,8 @@ struct Even {
 template <class M>
 struct Growing {
   static const unsigned LARGEST = M::COUNT;
+
+  static __device__ __forceinline__ float outermost() { return M::at(LARGEST - 1); }
 
   static __device__ __forceinline__ Nearest nearest(float number) {
     float multiple = 0.0f, inner = 0.0f;
@@ -195,13 +199,13 @@ struct Growing {
 struct SevenMultiples {
   static const unsigned COUNT = 3;
   static __device__ __forceinline__ float at(unsigned index) {
-    return index == 0 ? 1.0f : index == 1 ? 2.5f : 6.0f;
+    return index == 0 ? 1.0f : index == 1 ? 2.25f : 4.5f;
   }
 };
 
 struct FiveMultiples {
   static const unsigned COUNT = 2;
-  static __device__ __forceinline__ float at(unsigned index) { return index == 0 ? 1.0f : 3.0f; }
+  static __device__ __forceinline__ float at(unsigned index) { return index == 0 ? 1.0f : 2.5f; }
 };
 
 // Writes two words of 12 bits, the second one `half` words behind the first, as three bytes.
@@ -438,22 +442,33 @@ __device__ __forceinline__ float read_level(const Byte* bytes) {
   return bits_to_float((static_cast<unsigned>(bytes[1]) << 8 | bytes[0]) << 16);
 }
 
-// Replaces the numbers by the nearest multiples, and packs their symbols. Returns the sum of the
-// products of both.
+// What tells how well the multiples of a block fit its numbers.
+struct Fit {
+  // The sum of the squares of the numbers over the step, each as far as it is within reach.
+  float squares;
+  // The sum of their products with the multiples.
+  float products;
+};
+
+// Replaces the numbers by the multiples of a step that are nearest, and packs their symbols.
 template <class P>
-__device__ __forceinline__ float round_and_pack(Row& numbers, float inverse_step, Byte* packed) {
+__device__ __forceinline__ Fit round_and_pack(Row& numbers, float inverse_step, float margin,
+                                              Byte* packed) {
   Symbols symbols;
-  float chain = 0.0f;
+  const float reach = P::outermost() + margin;
+  float squares = 0.0f, products = 0.0f;
 #pragma unroll
   for (unsigned row = 0; row < ROWS; ++row) {
-    const float number = numbers.of[row];
-    const Nearest nearest = P::nearest(number * inverse_step);
-    chain += number * nearest.multiple;
+    const float number = numbers.of[row] * inverse_step;
+    const Nearest nearest = P::nearest(number);
+    const float within = clamp(number, -reach, reach);
+    squares += within * within;
+    products += within * nearest.multiple;
     numbers.of[row] = nearest.multiple;
     symbols.of[row] = nearest.symbol;
   }
   P::pack(symbols, packed);
-  return total_for_all(chain);
+  return Fit{total_for_all(squares), total_for_all(products)};
 }
 
 // Multiplies numbers that are very large or very small, so that their squares can be added. Returns
@@ -481,6 +496,8 @@ __device__ __forceinline__ float bring_to_ordinary(Row& numbers) {
 struct Rounding {
   // In units of the root mean square of a block; 0 stands for Rounding::ToMaximum.
   float step;
+  // In steps.
+  float margin;
   unsigned levels;
 
   // What is known of a block before its numbers are rounded.
@@ -489,13 +506,13 @@ struct Rounding {
     float inverse;
     // Of Rounding::ToMaximum: the level. Of a block that is not finite: that.
     float level;
-    // Of the others: the unit of the numbers, and the sum of their squares.
-    float unit, squares;
+    // Of the others: the step in the unit of the numbers, 0 if they are all zero; and the unit.
+    float width, unit;
   };
 
   // Measures a block. May change the unit of its numbers.
   __device__ __forceinline__ Measured measure(const Row& due, Row& numbers, unsigned count) const {
-    Measured measured = {0.0f, 0.0f, 1.0f, 0.0f};
+    Measured measured = {0.0f, 0.0f, 0.0f, 1.0f};
     if (step == 0.0f) {
       const float largest = largest_of(numbers);
       const float symbols = static_cast<float>(largest_symbol(levels));
@@ -504,31 +521,33 @@ struct Rounding {
       measured.inverse = measured.level > smallest_normal() ? 1.0f / measured.level : 0.0f;
       return measured;
     }
-    measured.squares = dot(numbers, numbers);
-    if (!(measured.squares >= 1e-30f && measured.squares <= 1e30f)) {
+    float squares = dot(numbers, numbers);
+    if (!(squares >= 1e-30f && squares <= 1e30f)) {
       const float poison = largest_of(due);
       if (!is_finite(poison)) {
         measured.level = poison;
         return measured;
       }
       measured.unit = bring_to_ordinary(numbers);
-      measured.squares = dot(numbers, numbers);
+      squares = dot(numbers, numbers);
     }
-    if (measured.squares != 0.0f) {
-      measured.inverse = 1.0f / (step * sqrtf(measured.squares / static_cast<float>(count)));
+    if (squares != 0.0f) {
+      measured.width = step * sqrtf(squares / static_cast<float>(count));
+      measured.inverse = 1.0f / measured.width;
     }
     return measured;
   }
 
-  // The level of a block, given the sum of the products of its numbers with their multiples.
-  __device__ __forceinline__ float level(const Measured& measured, float projection) const {
+  // The level of a block, whose multiples fit its numbers like this.
+  __device__ __forceinline__ float level(const Measured& measured, const Fit& fit) const {
     if (step == 0.0f) {
       return measured.level;
     }
-    if (measured.squares == 0.0f) {
+    if (measured.width == 0.0f) {
       return 0.0f;
     }
-    return smaller(measured.squares / projection * measured.unit, Type<BF16>::largest());
+    const float level = fit.squares / fit.products * measured.width * measured.unit;
+    return smaller(level, Type<BF16>::largest());
   }
 };
 
@@ -559,11 +578,12 @@ __device__ __forceinline__ bool encode(const Row& due, const Steps& steps, unsig
     }
     return false;
   }
-  float projection = 0.0f;
+  Fit fit = {0.0f, 0.0f};
   with_levels(rounding.levels, [&](auto packing) {
-    projection = round_and_pack<decltype(packing)>(numbers, measured.inverse, out + LEVEL_BYTES);
+    fit = round_and_pack<decltype(packing)>(numbers, measured.inverse, rounding.margin,
+                                            out + LEVEL_BYTES);
   });
-  const float level = rounding.level(measured, projection);
+  const float level = rounding.level(measured, fit);
   write_level(level, out);
 #pragma unroll
   for (unsigned row = 0; row < ROWS; ++row) {
@@ -761,30 +781,30 @@ __device__ __forceinline__ void deliver(G* gradient, float* residual, const unsi
   }
 }
 
-#define GFLOW_SEND(NAME, G)                                                                   \
-  extern "C" __global__ void __launch_bounds__(QUANTIZER_THREADS)                             \
-      gflow_send_##NAME(G* __restrict__ gradient, float* __restrict__ residual,               \
-                        const unsigned short* __restrict__ sizes, Elements elements,          \
-                        unsigned levels, float step, float feedback, unsigned hosts,          \
-                        unsigned host, Byte* __restrict__ parts, float* __restrict__ norms) { \
-    const Ownership ownership = {hosts, host, blocks_of(elements)};                           \
-    send<G>(gradient, residual, sizes, elements, Rounding{step, levels}, feedback, ownership, \
-            parts, norms);                                                                    \
+#define GFLOW_SEND(NAME, G)                                                                        \
+  extern "C" __global__ void __launch_bounds__(QUANTIZER_THREADS)                                  \
+      gflow_send_##NAME(G* __restrict__ gradient, float* __restrict__ residual,                    \
+                        const unsigned short* __restrict__ sizes, Elements elements,               \
+                        unsigned levels, float step, float margin, float feedback, unsigned hosts, \
+                        unsigned host, Byte* __restrict__ parts, float* __restrict__ norms) {      \
+    const Ownership ownership = {hosts, host, blocks_of(elements)};                                \
+    send<G>(gradient, residual, sizes, elements, Rounding{step, margin, levels}, feedback,         \
+            ownership, parts, norms);                                                              \
   }
 
 GFLOW_SEND(f32, float)
 GFLOW_SEND(f16, F16)
 GFLOW_SEND(bf16, BF16)
 
-#define GFLOW_SUM(NAME, G)                                                                         \
-  extern "C" __global__ void __launch_bounds__(QUANTIZER_THREADS)                                  \
-      gflow_sum_##NAME(G* __restrict__ gradient, float* __restrict__ residual,                     \
-                       const unsigned short* __restrict__ sizes, Elements elements,                \
-                       unsigned levels, float step, float feedback, unsigned hosts, unsigned host, \
-                       const Byte* __restrict__ received, Byte* __restrict__ sums) {               \
-    const Ownership ownership = {hosts, host, blocks_of(elements)};                                \
-    sum<G>(gradient, residual, sizes, elements, Rounding{step, levels}, feedback, ownership,       \
-           received, sums);                                                                        \
+#define GFLOW_SUM(NAME, G)                                                                      \
+  extern "C" __global__ void __launch_bounds__(QUANTIZER_THREADS) gflow_sum_##NAME(             \
+      G* __restrict__ gradient, float* __restrict__ residual,                                   \
+      const unsigned short* __restrict__ sizes, Elements elements, unsigned levels, float step, \
+      float margin, float feedback, unsigned hosts, unsigned host,                              \
+      const Byte* __restrict__ received, Byte* __restrict__ sums) {                             \
+    const Ownership ownership = {hosts, host, blocks_of(elements)};                             \
+    sum<G>(gradient, residual, sizes, elements, Rounding{step, margin, levels}, feedback,       \
+           ownership, received, sums);                                                          \
   }
 
 GFLOW_SUM(f32, float)

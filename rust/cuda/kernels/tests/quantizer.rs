@@ -9,7 +9,7 @@ use crate::codec::quantizer::{
     BLOCK, Content, Levels, Ownership, Quantizer, Stepping, Turn, Workspace, follow, rescale_sizes,
 };
 use crate::codec::samples::{ELEMENTS, OwnedGradient, bits, gradient, numbers};
-use crate::cuda::kernels::{Kernel, launch, quantizer_step};
+use crate::cuda::kernels::{Kernel, launch, rounding_arguments};
 use crate::simd::element::Element;
 use crate::simd::random::Random;
 use half::bf16;
@@ -80,9 +80,9 @@ impl OnDevice {
         vec![self.gradient.pointer(), self.residual.pointer(), self.sizes(), elements, levels]
     }
 
-    fn rounding(&self) -> [HostArgument; 2] {
-        let step = quantizer_step(self.quantizer.rounding);
-        [HostArgument::Float(step), HostArgument::Float(self.quantizer.feedback)]
+    fn rounding(&self) -> [HostArgument; 3] {
+        let [step, margin] = rounding_arguments(self.quantizer.rounding);
+        [step, margin, self.quantizer.feedback].map(HostArgument::Float)
     }
 
     fn hosts(&self) -> [HostArgument; 2] {

@@ -143,7 +143,7 @@ size_t bytes_of_blocks(uint64_t elements, uint64_t levels) {
 }
 
 std::vector<Access> of_send(const std::string& name, const Arguments& given) {
-  enum { kGradient, kResidual, kSizes, kElements, kLevels, kParts = 9, kNorms };
+  enum { kGradient, kResidual, kSizes, kElements, kLevels, kParts = 10, kNorms };
   Accesses accesses(given);
   uint64_t elements = given.number(kElements);
   accesses.reads(kGradient, elements * element_bytes(name, 0));
@@ -155,7 +155,7 @@ std::vector<Access> of_send(const std::string& name, const Arguments& given) {
 }
 
 std::vector<Access> of_sum(const std::string& name, const Arguments& given) {
-  enum { kGradient, kResidual, kSizes, kElements, kLevels, kHosts = 7, kReceived = 9, kSums };
+  enum { kGradient, kResidual, kSizes, kElements, kLevels, kHosts = 8, kReceived = 10, kSums };
   Accesses accesses(given);
   uint64_t elements = given.number(kElements);
   size_t bytes = bytes_of_blocks(elements, given.number(kLevels));
@@ -209,8 +209,8 @@ constexpr Promise kPromises[] = {
     {"gflow_unpack_", "ppluppfp", of_unpack},
     {"gflow_add_velocity_", "pplfu", of_add_velocity},
     {"gflow_rescale", "plf", of_rescale},
-    {"gflow_send_", "pppluffuupp", of_send},
-    {"gflow_sum_", "pppluffuupp", of_sum},
+    {"gflow_send_", "ppplufffuupp", of_send},
+    {"gflow_sum_", "ppplufffuupp", of_sum},
     {"gflow_deliver_", "pppluuupp", of_deliver},
     {"gflow_follow_", "ppluf", of_follow},
     {"gflow_scale_sizes", "plf", of_scale_sizes},
