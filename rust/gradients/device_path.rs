@@ -116,22 +116,17 @@ impl DevicePath {
 
     /// Makes room for the state of the buckets, and backs it up if exchanges may have to be undone.
     fn make_room(
-        &self,
+        &mut self,
         context: &mut ExchangeContext,
         buckets: &[FusedBucket],
         plan: ExchangePlan,
     ) -> Result<(), ExchangeFailure> {
-        let failed = |fault| self.failed(fault);
         let location = self.location();
         for fused in buckets {
             let Some(shard) = &fused.shard else { continue };
             let number = fused.agreed.number;
-            if context.store.entry(number).is_elsewhere(&location) {
-                // It moves when the stream is done, and that depends on other ranks too.
-                let event = self.queue.stream.record().map_err(failed)?;
-                let deadline = context.deadline;
-                context.fabric.poll_until(deadline, || event.is_complete().map_err(failed))?;
-            }
+            self.wait_to_move(context, number)?;
+            let failed = |fault| self.failed(fault);
             let (limit, remembered) = (context.time_left(), context.store.remembered());
             let bucket = context.store.entry(number);
             let needed = Needed {
@@ -181,6 +176,21 @@ impl DevicePath {
 impl ExchangePath for DevicePath {
     fn location(&self) -> Location {
         Location::Device(self.queue.clone())
+    }
+
+    fn wait_to_move(
+        &mut self,
+        context: &mut ExchangeContext,
+        number: u32,
+    ) -> Result<(), ExchangeFailure> {
+        if !context.store.entry(number).is_elsewhere(&self.location()) {
+            return Ok(());
+        }
+        // It moves when the stream is done, and that depends on other ranks too.
+        let failed = |fault| self.failed(fault);
+        let event = self.queue.stream.record().map_err(failed)?;
+        let is_complete = || event.is_complete().map_err(failed);
+        context.fabric.poll_until(context.deadline, is_complete).map(drop)
     }
 
     fn reduce_within(

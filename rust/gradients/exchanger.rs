@@ -143,6 +143,9 @@ impl Exchanger {
         let rank = fabric.rank();
         let follows_sizes = self.config.as_ref().is_some_and(CompressionConfig::follows_sizes);
         let (path, mut context) = self.path_for(fabric, tensor.device_slot(), deadline)?;
+        if shard.is_some() {
+            path.wait_to_move(&mut context, bucket.number)?;
+        }
         let start = Instant::now();
         path.reduce_within(&mut context, tensor)?;
         let within_host = start.elapsed();
