@@ -55,7 +55,13 @@ impl Quantizer {
     /// The quantiser with these levels. The constants are what trainings on simulated ranks were
     /// best with (docs/codecs.md).
     pub fn new(levels: Levels, stepping: Stepping) -> Quantizer {
-        let unbiased = |step| Rounding::Unbiased { step, margin: 1.0 };
+        let margin = match stepping {
+            // A gradient that is somewhat smaller everywhere is the same to such an optimizer, and
+            // the less outliers count, the less noise there is.
+            Stepping::Normalized => 0.0,
+            Stepping::Proportional => 1.0,
+        };
+        let unbiased = |step| Rounding::Unbiased { step, margin };
         let (rounding, feedback, uses_sizes) = match (levels, stepping) {
             (Levels::Int8, _) => (Rounding::ToMaximum, 1.0, false),
             (Levels::Int4, _) => (unbiased(0.4), 0.5, true),
