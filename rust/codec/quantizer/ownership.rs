@@ -22,18 +22,24 @@ impl Ownership {
     }
 
     /// Where the blocks of an owner are, if the `blocks` of a shard are put into the order of their
-    /// owners.
+    /// owners, with room for whole runs: then they begin where memory is aligned.
     pub fn slots(&self, owner: usize, blocks: usize) -> Range<usize> {
-        self.before(owner, blocks)..self.before(owner + 1, blocks)
+        let start = self.first(owner, blocks);
+        let room = self.first(owner + 1, blocks) - start;
+        // The last run may be short.
+        let runs = blocks.div_ceil(RUN);
+        let has_last = runs > 0 && self.owner(blocks - 1) == owner;
+        start..start + room - if has_last { runs * RUN - blocks } else { 0 }
     }
 
-    /// How many blocks the hosts before this one own together.
-    fn before(&self, owner: usize, blocks: usize) -> usize {
+    /// The room for the blocks of all owners.
+    pub fn room(blocks: usize) -> usize {
+        blocks.next_multiple_of(RUN)
+    }
+
+    fn first(&self, owner: usize, blocks: usize) -> usize {
         let runs = blocks.div_ceil(RUN);
-        let whole = runs / self.hosts * owner + owner.min(runs % self.hosts);
-        // The last run may be short.
-        let has_last = runs > 0 && (runs - 1) % self.hosts < owner;
-        whole * RUN - if has_last { runs * RUN - blocks } else { 0 }
+        (runs / self.hosts * owner + owner.min(runs % self.hosts)) * RUN
     }
 }
 
@@ -42,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slots_of_an_owner_are_as_many_as_the_blocks_it_owns_and_follow_each_other() {
+    fn the_slots_of_an_owner_are_as_many_as_the_blocks_it_owns_and_begin_with_a_run() {
         for hosts in 1..6 {
             let ownership = Ownership { hosts, host: 0 };
             for blocks in (0..200).chain([1000, 1001]) {
@@ -50,14 +56,11 @@ mod tests {
                 for owner in 0..hosts {
                     let slots = ownership.slots(owner, blocks);
                     let owned = (0..blocks).filter(|block| ownership.owner(*block) == owner);
-                    assert_eq!(
-                        (slots.start, slots.len()),
-                        (end, owned.count()),
-                        "{hosts} {blocks}"
-                    );
-                    end = slots.end;
+                    assert_eq!(slots.len(), owned.count(), "{owner} of {hosts}, {blocks}");
+                    assert_eq!(slots.start, end, "{owner} of {hosts}, {blocks}");
+                    end = Ownership::room(slots.end);
                 }
-                assert_eq!(end, blocks);
+                assert_eq!(end, Ownership::room(blocks));
             }
         }
     }

@@ -22,9 +22,6 @@ use std::ops::Range;
 /// Norms are taken of one block in this many, for the metrics: the same constant is in quantizer.cu.
 const SAMPLED: usize = 61;
 
-/// Where the bytes of a shard begin, in the memory of an exchange.
-const ALIGNMENT: usize = 64;
-
 /// An exchange between the carriers of the same local rank on all hosts.
 pub struct TwoLegExchange<'a> {
     pub queue: &'a DeviceQueue,
@@ -122,9 +119,8 @@ impl TwoLegExchange<'_> {
         scratch: &mut Scratch,
     ) -> Result<Vec<Layout<'a>>> {
         let (queue, others) = (self.queue, self.ownership.hosts - 1);
-        let room = |blocks: usize| self.bytes(blocks).next_multiple_of(ALIGNMENT);
-        let owned = |blocks| self.ownership.slots(self.ownership.host, blocks).len();
-        let received = |blocks| room(others * owned(blocks));
+        let room = |blocks: usize| self.bytes(Ownership::room(blocks));
+        let received = |blocks| self.bytes(others * self.own_room(blocks));
         let total = |of: &dyn Fn(usize) -> usize| -> usize {
             shards.iter().map(|shard| of(shard.blocks())).sum()
         };
@@ -156,6 +152,11 @@ impl TwoLegExchange<'_> {
         shards.iter().map(assign).collect()
     }
 
+    /// The room for what another host sends of what this host owns.
+    fn own_room(&self, blocks: usize) -> usize {
+        Ownership::room(self.ownership.slots(self.ownership.host, blocks).len())
+    }
+
     /// The bytes of so many blocks.
     fn bytes(&self, blocks: usize) -> usize {
         blocks * self.quantizer.block_bytes()
@@ -182,10 +183,10 @@ impl TwoLegExchange<'_> {
         on: NcclTarget,
     ) -> Result<()> {
         let slots = |owner| self.ownership.slots(owner, layout.blocks);
-        let owned = slots(self.ownership.host).len();
+        let (owned, room) = (slots(self.ownership.host).len(), self.own_room(layout.blocks));
         for (index, other) in self.others().enumerate() {
             let part = self.slice(layout.parts, slots(other));
-            let received = self.slice(layout.received, index * owned..(index + 1) * owned);
+            let received = self.slice(layout.received, index * room..index * room + owned);
             *sent += part.count as u64;
             if part.count > 0 {
                 // SAFETY: the scratch memory is this queue's, and large enough for the layout.

@@ -54,18 +54,15 @@ struct Ownership {
     return static_cast<unsigned>(block / RUN % hosts);
   }
 
-  // How many blocks the hosts before this one own together.
-  __device__ __forceinline__ Elements before(unsigned owner) const {
+  // The place of the first block of an owner. Whole runs, so that it is aligned for NCCL.
+  __device__ __forceinline__ Elements first(unsigned owner) const {
     const Elements runs = (blocks + RUN - 1) / RUN, rest = runs % hosts;
-    const Elements runs_before = runs / hosts * owner + (owner < rest ? owner : rest);
-    // The last run may be short.
-    const bool has_last = runs > 0 && (runs - 1) % hosts < owner;
-    return runs_before * RUN - (has_last ? runs * RUN - blocks : 0);
+    return (runs / hosts * owner + (owner < rest ? owner : rest)) * RUN;
   }
 
   // The place of a block among all, and the block that has a place among this host's.
   __device__ __forceinline__ Elements slot(Elements block) const {
-    return before(owner(block)) + block / RUN / hosts * RUN + block % RUN;
+    return first(owner(block)) + block / RUN / hosts * RUN + block % RUN;
   }
   __device__ __forceinline__ Elements own(Elements index) const {
     return (index / RUN * hosts + host) * RUN + index % RUN;
@@ -700,10 +697,10 @@ __device__ __forceinline__ void sum(G* gradient, float* residual, const unsigned
                                     Elements elements, Rounding rounding, float feedback,
                                     Ownership ownership, const Byte* received, Byte* sums) {
   const Elements bytes = block_bytes(rounding.levels);
-  const Elements before = ownership.before(ownership.host);
-  const Elements owned = ownership.before(ownership.host + 1) - before;
+  const Elements first = ownership.first(ownership.host);
+  const Elements room = ownership.first(ownership.host + 1) - first;
   const Elements slot = block_of_warp();
-  if (slot >= owned) {
+  if (ownership.own(slot) >= ownership.blocks) {
     return;
   }
   const Block<G> block = block_at(ownership.own(slot), gradient, residual, sizes, elements);
@@ -712,7 +709,7 @@ __device__ __forceinline__ void sum(G* gradient, float* residual, const unsigned
   read_steps(block.sizes, block.count, steps);
   block.read_due(feedback, due);
   for (unsigned other = 0; other < ownership.hosts - 1; ++other) {
-    const Byte* const part = received + (other * owned + slot) * bytes;
+    const Byte* const part = received + (other * room + slot) * bytes;
     const float level = read_level(part);
     if (is_finite(level)) {
       decode(part, level, steps, rounding.levels, sent);
@@ -723,7 +720,7 @@ __device__ __forceinline__ void sum(G* gradient, float* residual, const unsigned
       due.of[row] = block.has(row) ? due.of[row] + more : 0.0f;
     }
   }
-  if (!encode(due, steps, block.count, rounding, sums + (before + slot) * bytes, sent)) {
+  if (!encode(due, steps, block.count, rounding, sums + (first + slot) * bytes, sent)) {
     return;
   }
 #pragma unroll

@@ -60,6 +60,12 @@ impl OnDevice {
         self.elements().div_ceil(BLOCK)
     }
 
+    /// Memory for parts or sums.
+    fn room(&self) -> Vec<u8> {
+        vec![0xa5; Ownership::room(self.blocks()) * self.quantizer.block_bytes()]
+    }
+
+    /// The bytes of what an owner has there.
     fn slots(&self, owner: usize) -> Range<usize> {
         let slots = self.ownership.slots(owner, self.blocks());
         let bytes = self.quantizer.block_bytes();
@@ -92,8 +98,7 @@ impl OnDevice {
 
     /// The parts by owner, and the sampled norms.
     fn send(&mut self) -> (Vec<u8>, Vec<f32>) {
-        let mut parts =
-            Guarded::new(&vec![0xa5; self.blocks() * self.quantizer.block_bytes()], 0x5a, 0);
+        let mut parts = Guarded::new(&self.room(), 0x5a, 0);
         let mut norms = Guarded::new(&vec![-1.0; 2 * self.blocks().div_ceil(SAMPLED)], 77.0, 0);
         let (rounding, hosts) = (self.rounding(), self.hosts());
         let arguments =
@@ -103,11 +108,16 @@ impl OnDevice {
         (parts.content().to_vec(), norms.content().to_vec())
     }
 
-    /// The encoded sums of what this host owns.
-    fn sum(&mut self, received: &[u8]) -> Vec<u8> {
-        let mut received = Guarded::new(received, 0x5a, 0);
-        let mut sums =
-            Guarded::new(&vec![0xa5; self.blocks() * self.quantizer.block_bytes()], 0x5a, 0);
+    /// The encoded sums of what this host owns; `received` are the parts of the other hosts.
+    fn sum(&mut self, received: &[&[u8]]) -> Vec<u8> {
+        let whole_run = Ownership::room(1) * self.quantizer.block_bytes();
+        let mut memory = Vec::new();
+        for part in received {
+            memory.extend_from_slice(part);
+            memory.resize(memory.len().next_multiple_of(whole_run), 0x3c);
+        }
+        let mut received = Guarded::new(&memory, 0x5a, 0);
+        let mut sums = Guarded::new(&self.room(), 0x5a, 0);
         let (rounding, hosts) = (self.rounding(), self.hosts());
         let arguments =
             [&self.shard()[..], &rounding, &hosts, &[received.pointer(), sums.pointer()]].concat();
@@ -142,9 +152,30 @@ impl OnDevice {
     }
 }
 
+/// Where the next block of each owner goes.
+struct Slots {
+    next: Vec<usize>,
+    block_bytes: usize,
+}
+
+impl Slots {
+    /// The bytes of the next block of an owner.
+    fn next(&mut self, owner: usize) -> Range<usize> {
+        let start = self.next[owner] * self.block_bytes;
+        self.next[owner] += 1;
+        start..start + self.block_bytes
+    }
+}
+
 impl OnCpu {
     fn blocks(&self) -> usize {
         self.residual.len().div_ceil(BLOCK)
+    }
+
+    fn slots(&self) -> Slots {
+        let first = |owner| self.ownership.slots(owner, self.blocks()).start;
+        let next = (0..self.ownership.hosts).map(first).collect();
+        Slots { next, block_bytes: self.quantizer.block_bytes() }
     }
 
     /// Calls `work` with each block: its index, gradient, residual and sizes.
@@ -162,23 +193,22 @@ impl OnCpu {
     /// The parts by owner, and the sampled norms.
     fn send(&mut self) -> (Vec<u8>, Vec<f32>) {
         let (quantizer, ownership) = (self.quantizer, self.ownership);
-        let mut parts = vec![Vec::new(); ownership.hosts];
+        let mut parts = vec![0xa5; Ownership::room(self.blocks()) * quantizer.block_bytes()];
+        let mut slots = self.slots();
         let (mut norms, mut workspace) = (Vec::new(), Workspace::default());
         self.for_each(|block, gradient, residual, sizes| {
             let (owner, is_sampled) = (ownership.owner(block), block % SAMPLED == 0);
-            // What is its own is left as it was by the kernels.
-            let mut out = vec![0xa5; quantizer.block_bytes()];
+            let out = &mut parts[slots.next(owner)];
             if owner != ownership.host {
-                quantizer.send(&gradient, residual, sizes, &mut out, &mut workspace);
+                quantizer.send(&gradient, residual, sizes, out, &mut workspace);
             }
-            parts[owner].extend(out);
             if is_sampled && owner != ownership.host {
                 norms.extend([gradient.l1_norm(), Gradient::F32(residual).l1_norm()]);
             } else if is_sampled {
                 norms.extend([0.0, 0.0]);
             }
         });
-        (parts.concat(), norms.into_iter().map(|norm| norm as f32).collect())
+        (parts, norms.into_iter().map(|norm| norm as f32).collect())
     }
 
     /// The encoded sums of what this host owns; `received` are the parts of the other hosts.
@@ -209,14 +239,10 @@ impl OnCpu {
 
     fn deliver(&mut self, parts: &[u8], sums: &[u8]) {
         let (quantizer, ownership) = (self.quantizer, self.ownership);
-        let (blocks, bytes) = (self.blocks(), quantizer.block_bytes());
-        let mut slots: Vec<usize> =
-            (0..ownership.hosts).map(|owner| ownership.slots(owner, blocks).start).collect();
-        let mut workspace = Workspace::default();
+        let (mut slots, mut workspace) = (self.slots(), Workspace::default());
         self.for_each(|block, mut gradient, residual, sizes| {
             let owner = ownership.owner(block);
-            let slot = slots[owner] * bytes..(slots[owner] + 1) * bytes;
-            slots[owner] += 1;
+            let slot = slots.next(owner);
             let is_poisoned = quantizer.content(&sums[slot.clone()]) == Content::Poisoned;
             if is_poisoned && owner != ownership.host {
                 let sent = &parts[slot.clone()];
@@ -281,10 +307,11 @@ fn check_exchange(shards: &Shards, step: u64) {
     for (host, (device, cpu)) in devices.iter_mut().zip(&mut cpus).enumerate() {
         let others = (0..hosts).filter(|other| *other != host);
         let received: Vec<&[u8]> = others.map(|other| &parts[other][device.slots(host)]).collect();
-        let summed = device.sum(&received.concat());
+        let summed = device.sum(&received);
         assert_eq!(summed, cpu.sum(&received), "sums");
         assert_same(device, cpu, "after summing");
-        sums.extend(summed);
+        sums.resize(device.room().len(), 0xa5);
+        sums[device.slots(host)].copy_from_slice(&summed);
     }
     for ((device, cpu), parts) in devices.iter_mut().zip(&mut cpus).zip(&parts) {
         device.deliver(parts, &sums);
@@ -377,9 +404,9 @@ proptest! {
         let mut random = Random(seed | 1);
         for (mut device, mut cpu) in shards.on_device().into_iter().zip(shards.on_cpu()) {
             let block_bytes = device.quantizer.block_bytes();
-            let mut bytes = |count: usize| {
-                let mut bytes: Vec<u8> =
-                    (0..count * block_bytes).map(|_| random.next() as u8).collect();
+            let mut bytes = || {
+                let mut bytes = device.room();
+                bytes.fill_with(|| random.next() as u8);
                 for block in bytes.chunks_mut(block_bytes) {
                     // A level that is finite more often than not.
                     let level = level ^ u16::from(block[5] & 3);
@@ -387,7 +414,7 @@ proptest! {
                 }
                 bytes
             };
-            let (parts, sums) = (bytes(device.blocks()), bytes(device.blocks()));
+            let (parts, sums) = (bytes(), bytes());
             device.deliver(&parts, &sums);
             cpu.deliver(&parts, &sums);
             assert_same(&device, &cpu, "after delivery");

@@ -131,15 +131,16 @@ std::vector<Access> of_rescale(const std::string&, const Arguments& given) {
   return accesses.all;
 }
 
-// Of the quantiser: elements in a block, the bytes of a block by levels, and how many blocks there
-// are for each that norms are taken of.
+// Of the quantiser: elements in a block, blocks in a run, the bytes of a block by levels, and how
+// many blocks there are for each that norms are taken of.
 constexpr size_t kBlock = 640;
+constexpr size_t kRun = 16;
 constexpr size_t kBlockBytes[] = {642, 322, 242, 194, 130};
 constexpr size_t kSampled = 61;
 constexpr size_t kSize = 2;
 
 size_t bytes_of_blocks(uint64_t elements, uint64_t levels) {
-  return chunks_of(elements, kBlock) * kBlockBytes[levels];
+  return chunks_of(chunks_of(elements, kBlock), kRun) * kRun * kBlockBytes[levels];
 }
 
 std::vector<Access> of_send(const std::string& name, const Arguments& given) {
