@@ -1,7 +1,7 @@
 //! The quantiser: sends every element of a gradient, each with a few levels. Nothing waits.
 //!
 //! A gradient is cut into blocks of [`BLOCK`] elements. A block travels as one *level* (bf16) and a
-//! *symbol* per element, a small whole number. A symbol stands for `symbol * level * size`, where
+//! *symbol* per element, a small whole number. A symbol stands for `multiple * level * size`, where
 //! *size* is how large this element of the gradient usually is. All ranks know the sizes, because
 //! they are computed from what was delivered ([`follow`]); so small elements are not rounded to
 //! zero beside large ones.
@@ -21,7 +21,8 @@
 //! With 1 nothing is ever lost. With less, old errors fade: an error that arrives late hurts, too.
 //!
 //! **The level** is chosen so that the projection of what is sent on what was due is what was due
-//! ([`Rounding::Unbiased`]). The nearest level would be smaller, and the sum would shrink.
+//! ([`Rounding::Unbiased`]). The nearest level would be smaller, and the sum would shrink. Outliers, which
+//! no symbol reaches, count only as far as symbols reach.
 //!
 //! **Infinity and NaN** make the level of their block NaN or infinity, which the owner passes on, so
 //! all elements of the block become that on all hosts. They never enter a residual or a size.
