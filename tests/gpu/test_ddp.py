@@ -63,7 +63,7 @@ def test_quantised_gradients_are_those_of_the_cpu_to_the_bit(
     on_device: Callable[..., Team], method: str
 ) -> None:
     """Three levels need to know the optimizer, which this job does not have."""
-    team = on_device(3, method=method, optimizer="adam")
+    team = on_device(2, method=method, optimizer="adam")
     for delivered, _, state in check_same(team, train, {}):
         assert all(bool(part.any()) for part in delivered[-1])
         kept = state["models"][0]["buckets"]

@@ -33,6 +33,8 @@ fn group_of(case: Case) -> (Case, Vec<Member>, Vec<Gpu>) {
     for step in 0..=cpu::WARMUP {
         exchange(&case, &members, &gpus, &gradients(&case, step));
     }
+    // An error later is not about these.
+    members.iter().for_each(|member| member.engine.shared.devices.watchdog.wait_idle(BOUND));
     (case, members, gpus)
 }
 
