@@ -19,6 +19,9 @@ use std::ops::Range;
 /// Norms are taken of one block in this many: the same constant is in quantizer.cu.
 const SAMPLED: usize = 61;
 
+/// Some processors make such ones.
+const UNUSUAL_NAN: f32 = f32::from_bits(0xffb5_4321);
+
 /// The shards of all hosts before an exchange.
 #[derive(Debug, Clone)]
 struct Shards {
@@ -341,6 +344,11 @@ fn some_sizes(count: usize) -> impl Strategy<Value = Vec<u16>> {
         1 => Just(vec![0; count]),
         3 => ordinary.prop_map(|sizes| sizes.into_iter().map(size).collect()),
         2 => numbers(count).prop_map(|sizes| sizes.into_iter().map(size).collect::<Vec<_>>()),
+        // Most are new.
+        1 => (numbers(count), 2usize..700).prop_map(|(sizes, apart)| {
+            let sizes = sizes.into_iter().enumerate();
+            sizes.map(|(at, one)| if at % apart == 1 { size(one) } else { 0 }).collect()
+        }),
     ]
 }
 
@@ -372,7 +380,7 @@ fn small_shards() -> impl Strategy<Value = Shards> {
 /// Shards of many blocks, so that every host owns some. The numbers come from a seed. Some blocks are
 /// poisoned on some host.
 fn large_shards() -> impl Strategy<Value = Shards> {
-    let bad = prop::collection::vec((any::<prop::sample::Index>(), 0usize..4, 0usize..3), 0..4);
+    let bad = prop::collection::vec((any::<prop::sample::Index>(), 0usize..4, 0usize..4), 0..4);
     let count =
         prop_oneof![1usize..20_000, 40_000usize..60_000, (1usize..80).prop_map(|n| n * BLOCK)];
     let kind = (quantizers(), prop::sample::select(&ELEMENTS[..]));
@@ -382,7 +390,7 @@ fn large_shards() -> impl Strategy<Value = Shards> {
             let mut gradients: Vec<Vec<f32>> = (0..hosts).map(|_| random.numbers(count)).collect();
             for (place, host, kind) in bad {
                 gradients[host % hosts][place.index(count)] =
-                    [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][kind];
+                    [f32::NAN, UNUSUAL_NAN, f32::INFINITY, f32::NEG_INFINITY][kind];
             }
             let residuals = (0..hosts).map(|_| random.numbers(count)).collect();
             let sizes = random.numbers(count).into_iter().map(size).collect();
@@ -464,6 +472,30 @@ fn every_level_takes_part_in_some_exchange() {
                 };
                 check_exchange(&shards, 3);
             }
+        }
+    }
+}
+
+#[test]
+fn numbers_of_every_magnitude_are_exchanged_as_on_the_cpu() {
+    for exponent in (-149..=127).step_by(2) {
+        for levels in Levels::ALL {
+            let scale = 2f64.powi(exponent);
+            let mut random = Random(exponent.unsigned_abs().into());
+            let mut numbers = || -> Vec<f32> {
+                // At most 1 before they are scaled.
+                let numbers = random.numbers(700).into_iter();
+                numbers.map(|number| (f64::from(number / 128.0) * scale) as f32).collect()
+            };
+            let shards = Shards {
+                quantizer: Quantizer::new(levels, Stepping::Proportional),
+                element: Element::F32,
+                gradients: vec![numbers(), numbers()],
+                residuals: vec![numbers(), numbers()],
+                sizes: vec![0; 700],
+                offset: 0,
+            };
+            check_exchange(&shards, 0);
         }
     }
 }
