@@ -6,12 +6,13 @@
 //! | [`watchdog`] | a thread that watches what is enqueued on a group's devices |
 //! | [`findings`] | what `gflow doctor` reports |
 //! | `exchange/inter_host` | the compressed exchange between hosts: all stages in order |
+//! | `exchange/two_legs` | the exchange of quantised gradients between hosts |
 //! | `exchange/intra_host` | reduce-scatter and all-gather within a host |
 //! | `exchange/stages` | one kernel launch per stage of the exchange |
 //! | `exchange/shard_layout`, `scratch` | where a shard's norms and wire elements are in scratch memory |
 //! | `exchange/report` | stage times and norms, measured on the device |
 //! | `exchange/device_queue`, `device_buffer` | one device of a rank in a group; a residual or velocity on it |
-//! | `kernels/kernels.cu` | the kernels |
+//! | `kernels/kernels.cu`, `quantizer.cu` | the kernels; those of the quantiser |
 //! | `kernels/kernel`, `launch`, `module` | their names, launch shapes, and the module loaded on a device |
 //! | `kernels/compile`, `norm_limit` | compiling them with NVRTC; the cap on norms |
 //! | **checked wrappers** | |
@@ -41,7 +42,7 @@ mod watchdog_tests;
 pub use exchange::hooks;
 pub use exchange::{
     DeviceBuffer, DeviceQueue, DeviceReport, DeviceShard, InterHostExchange, IntraHostExchange,
-    Scratch,
+    QuantizedShard, Scratch, TwoLegExchange,
 };
 pub use findings::{Finding, probe};
 pub use safe::communicator::{Communicator, OnPoll, close_in_background};

@@ -3,10 +3,10 @@
 //! quantiser follows them. All cover this rank's shard only, and hold finite numbers only.
 
 use super::config::{Treatment, WhyExact};
+use super::sizes_buffer::SizesBuffer;
 use super::state_buffer::{Location, StateBuffer};
 use super::unused::Delivered;
 use crate::codec::Momentum;
-use crate::codec::quantizer::rescale_sizes;
 use crate::cuda;
 use crate::simd::half_precision::BF16;
 use crate::simd::number::Stored;
@@ -25,9 +25,8 @@ pub struct Bucket {
     pub residual: StateBuffer,
     /// Empty until there is momentum.
     pub velocity: StateBuffer,
-    /// How large each element usually is, as bf16; empty until a quantiser needs it. Shared with the
-    /// parcels under way.
-    pub sizes: Arc<Vec<u16>>,
+    /// How large each element usually is.
+    pub sizes: SizesBuffer,
     backup: Backup,
     /// What the last exchange delivered, unless that was exact.
     pub delivered: Option<Delivered>,
@@ -77,7 +76,7 @@ struct Backup {
     completed: u64,
     residual: StateBuffer,
     velocity: StateBuffer,
-    sizes: Arc<Vec<u16>>,
+    sizes: SizesBuffer,
 }
 
 /// The buffers that a bucket needs for its next exchange.
@@ -156,9 +155,10 @@ impl Bucket {
 
     /// Whether its state has to move before it can be used at `location`.
     pub fn is_elsewhere(&self, location: &Location) -> bool {
-        [&self.residual, &self.velocity]
-            .iter()
-            .any(|buffer| !buffer.is_empty() && !buffer.is_at(location))
+        let is_elsewhere = |buffer: &StateBuffer| !buffer.is_empty() && !buffer.is_at(location);
+        is_elsewhere(&self.residual)
+            || is_elsewhere(&self.velocity)
+            || (!self.sizes.is_empty() && !self.sizes.is_at(location))
     }
 
     pub fn as_host_mut(&mut self) -> Option<HostBuffers<'_>> {
@@ -166,7 +166,7 @@ impl Bucket {
         Some(HostBuffers {
             residual,
             velocity: self.velocity.as_host_mut()?,
-            sizes: &mut self.sizes,
+            sizes: self.sizes.as_host_mut()?,
         })
     }
 
@@ -174,8 +174,11 @@ impl Bucket {
     /// dropped.
     pub fn make_room(&mut self, needed: &Needed) -> cuda::Result<()> {
         let Needed { elements, residual, sizes, momentum, location, limit } = *needed;
-        if sizes && self.sizes.len() != elements {
-            self.sizes = Arc::new(vec![0; elements]);
+        if sizes {
+            self.sizes.resize_for(elements, location, limit)?;
+        } else if !self.sizes.is_empty() {
+            // They may be needed later.
+            self.sizes.resize_for(self.sizes.len(), location, limit)?;
         }
         if residual {
             self.residual.resize_for(elements, location, limit)?;
@@ -198,7 +201,7 @@ impl Bucket {
         if is_due {
             self.backup.residual.copy_from(&self.residual)?;
             self.backup.velocity.copy_from(&self.velocity)?;
-            self.backup.sizes = self.sizes.clone();
+            self.backup.sizes.copy_from(&self.sizes)?;
             self.backup.completed = self.completed;
             self.backup.is_valid = true;
         }
@@ -237,8 +240,7 @@ impl Bucket {
     /// Multiplies its state: the unit of the gradients has changed by this factor. A scale that grows
     /// without bound must not make anything infinite.
     pub fn rescale(&mut self, factor: f32) -> cuda::Result<()> {
-        let sizes: &mut Vec<u16> = Arc::make_mut(&mut self.sizes);
-        rescale_sizes(sizes, factor);
+        self.sizes.rescale(factor)?;
         self.residual.rescale(factor)?;
         self.velocity.rescale(factor)
     }
@@ -247,7 +249,8 @@ impl Bucket {
 impl From<BucketState> for Bucket {
     fn from(BucketState { step, residual, velocity, sizes }: BucketState) -> Bucket {
         let (residual, velocity) = (StateBuffer::Host(residual), StateBuffer::Host(velocity));
-        let sizes = Arc::new(sizes.into_iter().map(|size| BF16::narrow(size).0).collect());
+        let sizes = sizes.into_iter().map(|size| BF16::narrow(size).0).collect();
+        let sizes = SizesBuffer::Host(Arc::new(sizes));
         Bucket { step, completed: step, residual, velocity, sizes, ..Bucket::default() }
     }
 }
@@ -256,11 +259,11 @@ fn copy_state(
     step: u64,
     residual: &StateBuffer,
     velocity: &StateBuffer,
-    sizes: &[u16],
+    sizes: &SizesBuffer,
     limit: Duration,
 ) -> cuda::Result<BucketState> {
     let (residual, velocity) = (residual.to_host(limit)?, velocity.to_host(limit)?);
-    let sizes = sizes.iter().map(|size| BF16(*size).widen()).collect();
+    let sizes = sizes.to_host(limit)?.into_iter().map(|size| BF16(size).widen()).collect();
     Ok(BucketState { step, residual, velocity, sizes })
 }
 

@@ -12,15 +12,16 @@ use super::failure::ExchangeFailure;
 use super::fused_bucket::{FusedBucket, Tensor};
 use super::shard::Shard;
 use super::state_buffer::{Location, StateBuffer};
-use crate::codec::{Coding, Momentum, chunks_to_send};
+use crate::codec::quantizer::{Ownership, Quantizer};
+use crate::codec::{Coding, Momentum, Wire, chunks_to_send};
 use crate::collective::fabric::Fabric;
 use crate::collective::hierarchical;
 use crate::collective::info::CollectiveInfo;
 use crate::collective::partition::partitions;
 use crate::collective::span::Span;
 use crate::cuda::{
-    self, Completion, DeviceQueue, DeviceReport, DeviceShard, DeviceSlice, Fault,
-    InterHostExchange, IntraHostExchange, OnPoll, Scratch,
+    self, Communicator, Completion, DeviceQueue, DeviceReport, DeviceShard, DeviceSlice, Fault,
+    InterHostExchange, IntraHostExchange, OnPoll, QuantizedShard, Scratch, TwoLegExchange,
 };
 use crate::observe::gradient_counters::{GradientCounters, Stage};
 use crate::simd::element::Element;
@@ -115,28 +116,23 @@ impl DevicePath {
 
     /// Makes room for the state of the buckets, and backs it up if exchanges may have to be undone.
     fn make_room(
-        &self,
+        &mut self,
         context: &mut ExchangeContext,
         buckets: &[FusedBucket],
         plan: ExchangePlan,
     ) -> Result<(), ExchangeFailure> {
-        let failed = |fault| self.failed(fault);
         let location = self.location();
         for fused in buckets {
             let Some(shard) = &fused.shard else { continue };
             let number = fused.agreed.number;
-            if context.store.entry(number).is_elsewhere(&location) {
-                // It moves when the stream is done, and that depends on other ranks too.
-                let event = self.queue.stream.record().map_err(failed)?;
-                let deadline = context.deadline;
-                context.fabric.poll_until(deadline, || event.is_complete().map_err(failed))?;
-            }
+            self.wait_to_move(context, number)?;
+            let failed = |fault| self.failed(fault);
             let (limit, remembered) = (context.time_left(), context.store.remembered());
             let bucket = context.store.entry(number);
             let needed = Needed {
                 elements: shard.elements(),
                 residual: true,
-                sizes: false,
+                sizes: uses_sizes(plan.coding),
                 momentum: plan.momentum,
                 location: &location,
                 limit,
@@ -180,6 +176,21 @@ impl DevicePath {
 impl ExchangePath for DevicePath {
     fn location(&self) -> Location {
         Location::Device(self.queue.clone())
+    }
+
+    fn wait_to_move(
+        &mut self,
+        context: &mut ExchangeContext,
+        number: u32,
+    ) -> Result<(), ExchangeFailure> {
+        if !context.store.entry(number).is_elsewhere(&self.location()) {
+            return Ok(());
+        }
+        // It moves when the stream is done, and that depends on other ranks too.
+        let failed = |fault| self.failed(fault);
+        let event = self.queue.stream.record().map_err(failed)?;
+        let is_complete = || event.is_complete().map_err(failed);
+        context.fabric.poll_until(context.deadline, is_complete).map(drop)
     }
 
     fn reduce_within(
@@ -241,13 +252,15 @@ impl ExchangePath for DevicePath {
 
     fn follow_sizes(
         &mut self,
-        _shard: Span,
-        _element: Element,
-        _bucket: &mut Bucket,
-        _step: u64,
+        shard: Span,
+        element: Element,
+        bucket: &mut Bucket,
+        step: u64,
     ) -> Result<(), ExchangeFailure> {
-        // Nothing is quantised on a device.
-        Ok(())
+        let sizes = bucket.sizes.as_device().ok_or_else(not_on_device)?;
+        // SAFETY: the tensor belongs to the exchange until that ends, and has as many elements as sizes.
+        let followed = unsafe { sizes.follow(device_slice(shard, element), step) };
+        followed.map_err(|fault| self.failed(fault))
     }
 
     fn dispatch(
@@ -259,12 +272,43 @@ impl ExchangePath for DevicePath {
         let Some(first) = buckets.first().map(|bucket| bucket.tensor.info.clone()) else {
             return Ok(());
         };
-        let Coding::Chunks { wire, .. } = plan.coding else {
-            return Err(Failure::Broken("a method for host memory on a device".into()).into());
-        };
         let communicators = self.communicators(context.fabric, &first, context.deadline)?;
         let Some(across) = &communicators.across else { return Ok(()) };
         self.make_room(context, buckets, plan)?;
+        match plan.coding {
+            Coding::Chunks { wire, .. } => {
+                self.send_chunks(context, buckets, plan, (across, wire), &first)
+            }
+            Coding::Quantized(quantizer) => {
+                self.quantize(context, buckets, plan, (across, quantizer), &first)
+            }
+        }
+    }
+
+    fn is_done_when_dispatched(&self) -> bool {
+        true
+    }
+
+    fn receive(
+        &mut self,
+        _context: &mut ExchangeContext,
+        _buckets: &mut [FusedBucket],
+        _plan: ExchangePlan,
+    ) -> Result<u64, ExchangeFailure> {
+        Ok(std::mem::take(&mut self.sent))
+    }
+}
+
+impl DevicePath {
+    /// Exchanges the selected chunks of some buckets, whose first collective is `first`.
+    fn send_chunks(
+        &mut self,
+        context: &mut ExchangeContext,
+        buckets: &mut [FusedBucket],
+        plan: ExchangePlan,
+        (across, wire): (&Communicator, Wire),
+        first: &Arc<CollectiveInfo>,
+    ) -> Result<(), ExchangeFailure> {
         let ExchangeContext { fabric, store, counters, deadline, .. } = context;
         let topology = fabric.topology();
         let hosts = topology.hosts();
@@ -286,7 +330,7 @@ impl ExchangePath for DevicePath {
         }
         let (mut scratch, mut sent) = (std::mem::take(&mut self.scratch), Vec::new());
         let enqueuing = Enqueuing { fabric, counters, deadline: *deadline };
-        let outcome = self.enqueue(&first, enqueuing, &STAGES, |report, on_poll| {
+        let outcome = self.enqueue(first, enqueuing, &CHUNK_STAGES, |report, on_poll| {
             sent = exchange.run(&shards, &mut scratch, report, on_poll)?;
             Ok(numbers)
         });
@@ -301,23 +345,71 @@ impl ExchangePath for DevicePath {
         Ok(())
     }
 
-    fn is_done_when_dispatched(&self) -> bool {
-        true
-    }
-
-    fn receive(
+    /// Exchanges some buckets in two legs. Their first collective is `first`.
+    fn quantize(
         &mut self,
-        _context: &mut ExchangeContext,
-        _buckets: &mut [FusedBucket],
-        _plan: ExchangePlan,
-    ) -> Result<u64, ExchangeFailure> {
-        Ok(std::mem::take(&mut self.sent))
+        context: &mut ExchangeContext,
+        buckets: &mut [FusedBucket],
+        plan: ExchangePlan,
+        (across, quantizer): (&Communicator, Quantizer),
+        first: &Arc<CollectiveInfo>,
+    ) -> Result<(), ExchangeFailure> {
+        let ExchangeContext { fabric, store, counters, deadline, .. } = context;
+        let topology = fabric.topology();
+        let ownership = Ownership { hosts: topology.hosts(), host: topology.host() };
+        let exchange =
+            TwoLegExchange { queue: &self.queue, communicator: across, ownership, quantizer };
+        let (mut numbers, mut shards, mut velocities) = (Vec::new(), Vec::new(), Vec::new());
+        for fused in buckets.iter_mut() {
+            let Some(shard) = &mut fused.shard else { continue };
+            shard.sent_elements = shard.elements();
+            let bucket = store.get(fused.agreed.number).ok_or_else(not_on_device)?;
+            let gradient = device_slice(shard.span, shard.element);
+            let sizes = bucket.sizes.as_device().filter(|_| quantizer.uses_sizes);
+            if quantizer.uses_sizes && sizes.is_none() {
+                return Err(not_on_device());
+            }
+            if let Some(momentum) = plan.momentum {
+                let velocity = bucket.velocity.as_device().ok_or_else(not_on_device)?;
+                velocities.push((velocity, gradient, momentum));
+            }
+            shards.push(QuantizedShard {
+                gradient,
+                residual: bucket.residual.as_device().ok_or_else(not_on_device)?,
+                sizes,
+                step: fused.agreed.step,
+            });
+            numbers.push(fused.agreed.number);
+        }
+        let (mut scratch, mut sent) = (std::mem::take(&mut self.scratch), 0);
+        let enqueuing = Enqueuing { fabric, counters, deadline: *deadline };
+        let outcome = self.enqueue(first, enqueuing, &QUANTIZED_STAGES, |report, on_poll| {
+            for (velocity, gradient, momentum) in velocities {
+                // SAFETY: the tensor belongs to the exchange until that ends, and has as many elements as
+                // the velocity.
+                unsafe { velocity.apply_momentum(gradient, momentum) }?;
+            }
+            sent = exchange.run(&shards, &mut scratch, report, on_poll)?;
+            Ok(numbers)
+        });
+        self.scratch = scratch;
+        outcome?;
+        self.sent += sent;
+        Ok(())
     }
 }
 
-/// The stages of an exchange, as [`InterHostExchange::run`] reports them.
-static STAGES: [Stage; 5] =
+/// The stages of an exchange of chunks, as [`InterHostExchange::run`] reports them.
+static CHUNK_STAGES: [Stage; 5] =
     [Stage::Accumulate, Stage::Norms, Stage::Pack, Stage::Wire, Stage::Unpack];
+
+/// The stages of a quantised exchange, as [`TwoLegExchange::run`] reports them: two legs on the wire.
+static QUANTIZED_STAGES: [Stage; 5] =
+    [Stage::Pack, Stage::Wire, Stage::Sum, Stage::Wire, Stage::Unpack];
+
+fn uses_sizes(coding: Coding) -> bool {
+    matches!(coding, Coding::Quantized(Quantizer { uses_sizes: true, .. }))
+}
 
 /// Counts what the device has measured of something that is complete there.
 fn count_report(

@@ -49,6 +49,14 @@ pub trait ExchangePath {
     /// Where the state of its buckets is.
     fn location(&self) -> Location;
 
+    /// Waits until the state of a bucket can move to this path, if it is elsewhere, and checks the peers
+    /// meanwhile.
+    fn wait_to_move(
+        &mut self,
+        context: &mut ExchangeContext,
+        number: u32,
+    ) -> Result<(), ExchangeFailure>;
+
     /// Sums a tensor within the host. Every carrier then has the sum of its shard in its own tensor.
     fn reduce_within(
         &mut self,

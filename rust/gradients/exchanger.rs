@@ -85,20 +85,6 @@ impl Exchanger {
         treatment
     }
 
-    /// Fails if the user's method does not fit a tensor. All ranks fail alike, at the first bucket.
-    pub fn check_method(&self, tensor: &Tensor, rank: usize) -> Result<(), ExchangeFailure> {
-        match self.config.as_ref().map(|config| config.method) {
-            Some(method @ Method::Quantized(_)) if tensor.device_slot() != 0 => {
-                let reason = format!(
-                    "gradients cannot be sent as {method} from a GPU yet: use method=\"auto\", \
-                     \"fp16\", \"bf16\", \"exact\" or \"chunks\" there"
-                );
-                Err(ExchangeFailure::Device { rank, reason })
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Whether [`Exchanger::choose`] has to be called before this bucket is exchanged. All ranks get the
     /// same answer.
     pub fn choice_is_due(&mut self, bucket: &AgreedBucket, tensor: &Tensor) -> bool {
@@ -157,6 +143,9 @@ impl Exchanger {
         let rank = fabric.rank();
         let follows_sizes = self.config.as_ref().is_some_and(CompressionConfig::follows_sizes);
         let (path, mut context) = self.path_for(fabric, tensor.device_slot(), deadline)?;
+        if shard.is_some() {
+            path.wait_to_move(&mut context, bucket.number)?;
+        }
         let start = Instant::now();
         path.reduce_within(&mut context, tensor)?;
         let within_host = start.elapsed();

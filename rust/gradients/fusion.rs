@@ -145,7 +145,6 @@ impl<T> Fusion<T> {
         let info = tensor.info.clone();
         let failed = |failure| Failed { info: info.clone(), failure };
         let deadline = Instant::now() + info.call.timeout;
-        exchanger.check_method(&tensor, fabric.rank()).map_err(failed)?;
         if exchanger.choice_is_due(&bucket, &tensor) {
             self.complete_all(exchanger, fabric)?;
             let choice = exchanger.choose(fabric, &bucket, &tensor, deadline).map_err(failed)?;

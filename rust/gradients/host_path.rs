@@ -58,6 +58,15 @@ impl ExchangePath for HostPath {
         Location::Host
     }
 
+    fn wait_to_move(
+        &mut self,
+        _context: &mut ExchangeContext,
+        _number: u32,
+    ) -> Result<(), ExchangeFailure> {
+        // Copies from a device wait for it themselves.
+        Ok(())
+    }
+
     fn reduce_within(
         &mut self,
         context: &mut ExchangeContext,

@@ -22,7 +22,7 @@
 //! | `two_legs` | how quantised gradients travel: to the owner of each block, and back as sums |
 //! | `device_path`, `devices`, `bootstrap` | the stages on a device, its queue, and its NCCL communicators |
 //! | `fused_bucket`, `failure` | a bucket during one exchange, and why that failed |
-//! | `bucket`, `state_buffer`, `store` | what is kept of a bucket from step to step |
+//! | `bucket`, `state_buffer`, `sizes_buffer`, `store` | what is kept of a bucket from step to step |
 //! | `unused` | what was delivered for parameters that no rank used, and is taken back |
 //!
 //! Everything happens in the order of the program, which is the same on every rank. Only an exchange that
@@ -52,6 +52,7 @@ mod parcel_pool;
 mod paths;
 mod ring_route;
 mod shard;
+mod sizes_buffer;
 mod state_buffer;
 mod store;
 mod two_legs;

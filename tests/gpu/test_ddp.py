@@ -58,6 +58,24 @@ def test_gradients_are_those_of_the_cpu_where_hosts_have_several_ranks(
     check_same(on_device("aab", wire="fp32"), train, {})
 
 
+@pytest.mark.parametrize("method", ["int8", "int4", "int3", "quinary", "ternary"])
+def test_quantised_gradients_are_those_of_the_cpu_to_the_bit(
+    on_device: Callable[..., Team], method: str
+) -> None:
+    """Three levels need to know the optimizer, which this job does not have."""
+    team = on_device(2, method=method, optimizer="adam")
+    for delivered, _, state in check_same(team, train, {}):
+        assert all(bool(part.any()) for part in delivered[-1])
+        kept = state["models"][0]["buckets"]
+        assert all(bool(bucket["residual"].any()) for bucket in kept)
+
+
+def test_quantised_gradients_are_those_of_the_cpu_where_hosts_have_several_ranks(
+    on_device: Callable[..., Team],
+) -> None:
+    check_same(on_device("aab", method="int3"), train, {})
+
+
 MODES: dict[str, dict[str, Any]] = {
     "find_unused": {"find_unused_parameters": True},
     "static_graph": {"static_graph": True},

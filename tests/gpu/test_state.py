@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 import gflow
@@ -15,6 +16,8 @@ from tests.gpu.jobs import CPU, NAME, delivered_by, given_on, model_on, same_bit
 from tests.ranks import Team
 
 STEPS, HALF, BAD = 10, 5, 7
+#: What does not depend on the order in which NCCL sums.
+METHODS = pytest.mark.parametrize("options", [{"wire": "fp32"}, {"method": "int3"}], ids=str)
 
 
 @jobs.clean
@@ -35,15 +38,21 @@ def go_on(rank: int, world: int, device: str, interrupted: bool) -> Any:
     return delivered_by(model), gflow.state_dict()
 
 
-def test_a_training_goes_on_from_a_saved_state(on_device: Callable[..., Team]) -> None:
-    team = on_device(2, wire="fp32")
+@METHODS
+def test_a_training_goes_on_from_a_saved_state(
+    on_device: Callable[..., Team], options: dict[str, str]
+) -> None:
+    team = on_device(2, **options)
     expected = team.run(go_on, NAME, False)
     assert same_bits(team.run(go_on, NAME, True), expected)
     assert same_bits(team.run(go_on, CPU, False), expected)
 
 
-def test_a_state_of_the_cpu_is_one_of_the_device(on_device: Callable[..., Team]) -> None:
-    team = on_device(2, wire="fp32")
+@METHODS
+def test_a_state_of_the_cpu_is_one_of_the_device(
+    on_device: Callable[..., Team], options: dict[str, str]
+) -> None:
+    team = on_device(2, **options)
     assert same_bits(team.run(move, CPU, NAME), team.run(move, NAME, NAME))
 
 
@@ -86,8 +95,9 @@ def scaled(rank: int, world: int, device: str) -> Any:
     return scales, states, jobs.to_host(list(model.parameters()))
 
 
-def test_a_scaler_is_followed(on_device: Callable[..., Team]) -> None:
-    team = on_device(2, wire="fp32")
+@METHODS
+def test_a_scaler_is_followed(on_device: Callable[..., Team], options: dict[str, str]) -> None:
+    team = on_device(2, **options)
     came = team.run(scaled, NAME)
     assert same_bits(came, team.run(scaled, CPU))
     for scales, states, _ in came:

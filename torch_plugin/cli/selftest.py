@@ -62,6 +62,7 @@ def exchange_on_devices(rank: Rank, device_type: str) -> dict[str, Any]:
     # Send all chunks in full: then training is as exact as without compression.
     options = gflow.Options(
         compress="on",
+        method="chunks",
         density=1.0,
         chunk=64,
         warmup_steps=_DENSE_STEPS,

@@ -36,12 +36,14 @@
 //! | `floats.rs` | passes over the floats of a block |
 //! | `block.rs` | encoding and decoding of one block, compiled per instruction set |
 //! | `sizes.rs` | the sizes of elements, and how they follow what was delivered |
+//! | `ownership.rs` | which host owns which block |
 //! | `reference.rs` | tests: the same in plain scalar code |
 //! | `tests.rs` | tests: what holds for any gradient, and that all instruction sets agree |
 
 mod block;
 mod floats;
 mod levels;
+mod ownership;
 #[cfg(test)]
 mod reference;
 mod rules;
@@ -51,8 +53,9 @@ mod tests;
 
 pub use block::{Content, Workspace};
 pub use levels::{BLOCK, Levels};
+pub use ownership::Ownership;
 pub use rules::{Quantizer, Rounding, Stepping};
-pub use sizes::{follow, rescale as rescale_sizes};
+pub use sizes::{TURNS, Turn, follow, rescale as rescale_sizes};
 
 use super::gradient::Gradient;
 use crate::simd::element::Element;

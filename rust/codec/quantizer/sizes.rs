@@ -31,6 +31,24 @@ const FLOOR: f32 = 0.02;
 /// No size is larger, so that the squares of a block can be added up.
 const LARGEST_SIZE: f32 = 1e17;
 
+/// Which blocks of a gradient are updated at a step, one in [`TURNS`], and how.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Turn {
+    /// The first of them.
+    pub first: usize,
+    /// What is kept of the average of squares of a block that has sizes.
+    pub kept: f32,
+}
+
+impl Turn {
+    pub fn at(step: u64) -> Turn {
+        // This one included.
+        let updates = (step / TURNS + 1) as f32;
+        let first = ((TURNS - step % TURNS) % TURNS) as usize;
+        Turn { first, kept: KEPT.min(updates / (updates + 1.0)) }
+    }
+}
+
 /// Updates the sizes of those blocks of a gradient whose turn it is at `step`, from what was
 /// delivered. Blocks with infinity or NaN keep theirs.
 pub fn follow(sizes: &mut [u16], delivered: &mut Gradient, step: u64) {
@@ -46,16 +64,13 @@ pub(super) fn follow_with(
 ) {
     assert_eq!(sizes.len(), delivered.len(), "gflow: the sizes of a gradient");
     assert!(set.is_available(), "this CPU does not have {set:?}");
-    let first = (TURNS - step % TURNS) % TURNS;
-    // This one included.
-    let updates = (step / TURNS + 1) as f32;
+    let Turn { first, kept } = Turn::at(step);
     let mut numbers = [0.0; BLOCK];
-    for block in (first as usize..sizes.len().div_ceil(BLOCK)).step_by(TURNS as usize) {
+    for block in (first..sizes.len().div_ceil(BLOCK)).step_by(TURNS as usize) {
         let range = block * BLOCK..sizes.len().min((block + 1) * BLOCK);
         floats::read(&delivered.part(range.clone()), &mut numbers);
         numbers[range.len()..].fill(0.0);
         if floats::largest(&numbers).is_finite() {
-            let kept = KEPT.min(updates / (updates + 1.0));
             by_set!(set, follow_kernel[](&mut sizes[range], &numbers, kept));
         }
     }

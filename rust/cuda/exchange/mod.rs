@@ -11,6 +11,7 @@ mod report;
 mod scratch;
 mod shard_layout;
 mod stages;
+mod two_legs;
 
 pub use device_buffer::DeviceBuffer;
 pub use device_queue::DeviceQueue;
@@ -21,3 +22,4 @@ pub use intra_host::IntraHostExchange;
 pub use report::DeviceReport;
 pub use scratch::Scratch;
 pub use shard_layout::DeviceShard;
+pub use two_legs::{QuantizedShard, TwoLegExchange};

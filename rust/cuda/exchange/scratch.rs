@@ -1,4 +1,4 @@
-//! Scratch memory of a queue's exchanges: norms, selection, and the elements on the wire. Exchanges
+//! Scratch memory of a queue's exchanges: norms, selection, and what travels. Exchanges
 //! run one after another on the stream, so all use the same memory. It grows and never shrinks.
 
 use super::device_queue::DeviceQueue;
@@ -12,6 +12,11 @@ pub struct Scratch {
     pub(super) selected: ScratchBuffer,
     pub(super) slots: ScratchBuffer,
     pub(super) wire: ScratchBuffer,
+    /// Of quantised gradients: what this host sends to the owners of blocks, what it gets as an owner,
+    /// and the sums.
+    pub(super) parts: ScratchBuffer,
+    pub(super) received: ScratchBuffer,
+    pub(super) sums: ScratchBuffer,
 }
 
 #[derive(Debug, Default)]

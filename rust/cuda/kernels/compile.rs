@@ -1,17 +1,22 @@
-//! Compiling kernels.cu for a GPU, once per machine: the image is kept in the disk cache. The
-//! source is part of this library, and no option changes what the kernels calculate.
+//! Compiling the kernels for a GPU, once per machine: the image is kept in the disk cache. The
+//! source, which is kernels.cu with quantizer.cu behind it, is part of this library, and no option changes what the kernels calculate.
 
 use crate::cuda::safe::disk_cache;
 use crate::cuda::safe::nvrtc::Nvrtc;
 use crate::cuda::sys::fault::{Fault, Result};
 use std::time::Instant;
 
-const SOURCE: &str = include_str!("kernels.cu");
+const SOURCE: &str = concat!(
+    include_str!("kernels.cu"),
+    "\n#line 1 \"quantizer.cu\"\n",
+    include_str!("quantizer.cu")
+);
 const NAME: &std::ffi::CStr = c"kernels.cu";
 
-/// The CPU neither fuses multiply and add nor flushes subnormals, and divides exactly. All but the
-/// first are NVRTC's defaults.
-const OPTIONS: [&str; 4] = ["--fmad=false", "--ftz=false", "--prec-div=true", "--std=c++17"];
+/// The CPU neither fuses multiply and add nor flushes subnormals, and divides and takes roots exactly.
+/// All but the first are NVRTC's defaults.
+const OPTIONS: [&str; 5] =
+    ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--std=c++17"];
 
 /// The kernels' image (a CUBIN) for a GPU of this compute capability.
 pub fn compiled(compute_capability: (u32, u32)) -> Result<Vec<u8>> {

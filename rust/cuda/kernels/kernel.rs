@@ -1,4 +1,4 @@
-//! The kernels of kernels.cu by name.
+//! The kernels of kernels.cu and quantizer.cu by name.
 
 use crate::codec::Wire;
 use crate::cuda::sys::fault::{Fault, Result};
@@ -42,28 +42,46 @@ impl From<Wire> for Float {
     }
 }
 
-/// A kernel. kernels.cu and `codec` say what each one does.
+/// A kernel. Its source and `codec` say what each one does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kernel {
     Accumulate(Float),
     Select,
     Pack(Float),
-    Unpack { wire: Float, gradient: Float },
+    Unpack {
+        wire: Float,
+        gradient: Float,
+    },
     AddVelocity(Float),
     Rescale,
+    /// Of the quantiser, for gradients of this type.
+    Send(Float),
+    Sum(Float),
+    Deliver(Float),
+    Follow(Float),
+    ScaleSizes,
 }
 
 impl Kernel {
     pub fn all() -> impl Iterator<Item = Kernel> {
-        let of_one =
-            |float| [Kernel::Accumulate(float), Kernel::Pack(float), Kernel::AddVelocity(float)];
+        let of_one = |float| {
+            [
+                Kernel::Accumulate(float),
+                Kernel::Pack(float),
+                Kernel::AddVelocity(float),
+                Kernel::Send(float),
+                Kernel::Sum(float),
+                Kernel::Deliver(float),
+                Kernel::Follow(float),
+            ]
+        };
         let of_two = |wire| Float::ALL.map(|gradient| Kernel::Unpack { wire, gradient });
         let floats = || Float::ALL.into_iter();
-        let others = [Kernel::Select, Kernel::Rescale];
+        let others = [Kernel::Select, Kernel::Rescale, Kernel::ScaleSizes];
         floats().flat_map(of_one).chain(floats().flat_map(of_two)).chain(others)
     }
 
-    /// Its name in kernels.cu.
+    /// Its name in the source.
     pub fn name(self) -> &'static CStr {
         use Float::{BF16, F16, F32};
         match self {
@@ -87,6 +105,19 @@ impl Kernel {
             Kernel::AddVelocity(F16) => c"gflow_add_velocity_f16",
             Kernel::AddVelocity(BF16) => c"gflow_add_velocity_bf16",
             Kernel::Rescale => c"gflow_rescale",
+            Kernel::Send(F32) => c"gflow_send_f32",
+            Kernel::Send(F16) => c"gflow_send_f16",
+            Kernel::Send(BF16) => c"gflow_send_bf16",
+            Kernel::Sum(F32) => c"gflow_sum_f32",
+            Kernel::Sum(F16) => c"gflow_sum_f16",
+            Kernel::Sum(BF16) => c"gflow_sum_bf16",
+            Kernel::Deliver(F32) => c"gflow_deliver_f32",
+            Kernel::Deliver(F16) => c"gflow_deliver_f16",
+            Kernel::Deliver(BF16) => c"gflow_deliver_bf16",
+            Kernel::Follow(F32) => c"gflow_follow_f32",
+            Kernel::Follow(F16) => c"gflow_follow_f16",
+            Kernel::Follow(BF16) => c"gflow_follow_bf16",
+            Kernel::ScaleSizes => c"gflow_scale_sizes",
         }
     }
 }
@@ -101,6 +132,6 @@ mod tests {
         let count = names.len();
         names.sort();
         names.dedup();
-        assert_eq!((count, names.len()), (20, 20));
+        assert_eq!((count, names.len()), (33, 33));
     }
 }

@@ -632,9 +632,9 @@ __device__ __forceinline__ Scale scale_of_exponent(int exponent) {
                bits_to_float(static_cast<unsigned>(127 - exponent) << 23)};
 }
 
-// As rust/codec/chunks/scale.rs, with one difference: with several hosts, each norm was capped at `clamp`,
-// which is less than the largest float. A sum of at least `clamp` bounds nothing, so it gets the
-// least scale.
+// As rust/codec/chunks/scale.rs, with one difference: with several hosts, each norm was capped at
+// `clamp`, which is less than the largest float. A sum of at least `clamp` bounds nothing, so it
+// gets the least scale.
 template <class W>
 __device__ __forceinline__ Scale scale_for(float, float) {
   return scale_of_exponent(0);

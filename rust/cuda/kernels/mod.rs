@@ -1,4 +1,5 @@
-//! gflow's CUDA kernels: `kernels.cu`, compiled at first use by NVRTC and cached on disk.
+//! gflow's CUDA kernels: `kernels.cu` and, for the quantiser, `quantizer.cu`. NVRTC compiles them at
+//! first use, and the image is cached on disk.
 //!
 //! The tests here run the same source on the CPU and compare every kernel with `codec`, bit by bit.
 
@@ -14,6 +15,17 @@ pub use compile::compiled;
 pub use kernel::{Float, Kernel};
 pub use module::{Argument, KernelModule};
 pub use norm_limit::norm_limit;
+
+use crate::codec::quantizer::Rounding;
+
+/// The arguments of the quantiser's kernels for its rounding: step and margin. A step of 0 stands for
+/// [`Rounding::ToMaximum`].
+pub fn rounding_arguments(rounding: Rounding) -> [f32; 2] {
+    match rounding {
+        Rounding::ToMaximum => [0.0, 0.0],
+        Rounding::Unbiased { step, margin } => [step, margin],
+    }
+}
 
 /// In place of a slot: the chunk is not sent. The same constant is in kernels.cu.
 pub const NOT_SELECTED: u32 = u32::MAX;

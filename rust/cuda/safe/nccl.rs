@@ -246,6 +246,29 @@ impl Nccl {
         self.check("ncclBroadcast", status, Some(on.comm))
     }
 
+    /// Sends a slice to rank `to`, which receives as much. Call it in a group with what this rank
+    /// receives meanwhile.
+    ///
+    /// # Safety
+    /// As above.
+    pub unsafe fn send(&self, slice: DeviceSlice, to: usize, on: NcclTarget) -> Result<()> {
+        let ((at, count, dtype), to) = (arguments(slice), to_c_int(to)?);
+        // SAFETY: the caller's promise.
+        let status = unsafe { (self.functions.send)(at, count, dtype, to, on.comm, on.stream) };
+        self.check("ncclSend", status, Some(on.comm))
+    }
+
+    /// Receives a slice from rank `from`.
+    ///
+    /// # Safety
+    /// As above.
+    pub unsafe fn recv(&self, slice: DeviceSlice, from: usize, on: NcclTarget) -> Result<()> {
+        let ((at, count, dtype), from) = (arguments(slice), to_c_int(from)?);
+        // SAFETY: the caller's promise.
+        let status = unsafe { (self.functions.recv)(at, count, dtype, from, on.comm, on.stream) };
+        self.check("ncclRecv", status, Some(on.comm))
+    }
+
     fn check(&self, call: &str, status: c_int, comm: Option<CommHandle>) -> Result<()> {
         if status == SUCCESS || status == IN_PROGRESS {
             return Ok(());

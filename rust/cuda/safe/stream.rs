@@ -13,6 +13,11 @@ use std::time::{Duration, Instant};
 /// How often [`Stream::synchronize`] polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
+/// A number that is copied to and from device memory: any bits are valid.
+pub trait Number: Copy + Default {}
+impl Number for f32 {}
+impl Number for u16 {}
+
 #[derive(Debug)]
 pub struct Stream {
     pub context: Arc<Context>,
@@ -111,7 +116,12 @@ impl Stream {
     ///
     /// # Safety
     /// `to` is memory of this device with room for all elements, valid when the stream gets there.
-    pub unsafe fn upload(&self, to: CUdeviceptr, from: Vec<f32>, timeout: Duration) -> Result<()> {
+    pub unsafe fn upload<T: Number>(
+        &self,
+        to: CUdeviceptr,
+        from: Vec<T>,
+        timeout: Duration,
+    ) -> Result<()> {
         if from.is_empty() {
             return Ok(());
         }
@@ -129,15 +139,15 @@ impl Stream {
     ///
     /// # Safety
     /// `from` is memory of this device with that many elements, valid when the stream gets there.
-    pub unsafe fn download(
+    pub unsafe fn download<T: Number>(
         &self,
         from: CUdeviceptr,
         elements: usize,
         timeout: Duration,
-    ) -> Result<Vec<f32>> {
+    ) -> Result<Vec<T>> {
         // First: enqueue nothing into host memory behind work that never ends.
         self.synchronize(timeout)?;
-        let mut values = vec![0.0; elements];
+        let mut values = vec![T::default(); elements];
         if elements > 0 {
             let _guard = self.context.enter()?;
             // SAFETY: the caller's promise; `values` lives until the copy is done, or forever.

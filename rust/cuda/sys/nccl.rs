@@ -78,6 +78,8 @@ function_table! { NcclFunctions {
     broadcast = "ncclBroadcast" (
         *const c_void, *mut c_void, usize, NcclType, c_int, CommHandle, StreamHandle
     ) -> c_int;
+    send = "ncclSend" (*const c_void, usize, NcclType, c_int, CommHandle, StreamHandle) -> c_int;
+    recv = "ncclRecv" (*mut c_void, usize, NcclType, c_int, CommHandle, StreamHandle) -> c_int;
     error_string = "ncclGetErrorString" (c_int) -> *const c_char;
     last_error = "ncclGetLastError" (CommHandle) -> *const c_char;
 } }

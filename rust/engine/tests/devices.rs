@@ -7,6 +7,7 @@
 
 mod failures;
 mod gpu;
+mod quantized;
 mod standin;
 
 use super::gradient_case::{self as cpu, Case, Results, cases, kept_of, two_hosts};
@@ -151,7 +152,7 @@ fn assert_results(results: &Results, expected: &Results, when: &str) {
 fn assert_same_states(case: &Case, on_cpu: &[Member], on_gpu: &[Member]) {
     let bits = |state: BucketState| {
         let bits = |numbers: Vec<f32>| numbers.into_iter().map(f32::to_bits).collect::<Vec<_>>();
-        (state.step, bits(state.residual), bits(state.velocity))
+        (state.step, bits(state.residual), bits(state.velocity), bits(state.sizes))
     };
     for (rank, (cpu, gpu)) in on_cpu.iter().zip(on_gpu).enumerate() {
         for bucket in 1..=case.buckets.len() as u32 {
@@ -176,50 +177,54 @@ fn skipped_steps_new_scales_poison_and_loaded_states_are_as_on_the_cpu() {
     standin.set_small(1024);
     let momentum = Some(Momentum { factor: 0.9, nesterov: false });
     for (element, momentum) in [(Element::F32, momentum), (Element::BF16, None)] {
-        let case = on_both(vec![0, 1], element, momentum);
-        let (on_cpu, mut on_gpu) = (case.members(), case.members());
-        let mut gpus_of = gpus(&on_gpu);
-        for group in [&on_cpu, &on_gpu] {
-            on_all(group, |_, gradients| gradients.keep_for_undo(true));
-        }
-        for step in 0..14 {
-            let mut gradients = gradients(&case, step);
-            match step {
-                4 => gradients[1][0][70] = f32::NAN,
-                5 => gradients[0][2][4479] = f32::INFINITY,
-                // Poisons enough chunks that fewer are left than should be sent.
-                7 => gradients[0][1].iter_mut().step_by(64).for_each(|x| *x = f32::NEG_INFINITY),
-                _ => {}
-            }
-            let expected = cpu::exchange(&case, &on_cpu, &gradients, None);
-            let results = exchange(&case, &on_gpu, &gpus_of, &gradients);
-            assert_results(&results, &expected, &format!("step {step} of {case:?}"));
-            let (is_skipped, factor) =
-                (matches!(step, 4 | 6), if step % 3 == 0 { 0.5 } else { 1.0 });
-            for group in [&on_cpu, &on_gpu] {
-                on_all(group, |_, gradients| gradients.record_step(is_skipped, factor))
-                    .into_iter()
-                    .for_each(|noted| noted.unwrap());
-            }
-            assert_same_states(&case, &on_cpu, &on_gpu);
-            if step == 10 {
-                // Another group continues from the saved state.
-                let kept = |bucket| {
-                    on_gpu.iter().map(|member| kept_of(&member.engine, bucket)).collect::<Vec<_>>()
-                };
-                let states: Vec<_> = (1..=3).map(kept).collect();
-                on_gpu = case.members();
-                gpus_of = gpus(&on_gpu);
-                on_all(&on_gpu, |rank, gradients| {
-                    gradients.keep_for_undo(true);
-                    for (index, state) in states.iter().enumerate() {
-                        gradients.load(index as u32 + 1, state[rank].clone(), true);
-                    }
-                });
-            }
-        }
+        check_in_trouble(&on_both(vec![0, 1], element, momentum));
     }
     standin.assert_clean();
+}
+
+/// Compares GPUs with the CPU while steps are skipped, scales change, gradients are not finite, and a
+/// state is loaded. The case has at least three buckets, as large as those of [`on_both`].
+fn check_in_trouble(case: &Case) {
+    let (on_cpu, mut on_gpu) = (case.members(), case.members());
+    let mut gpus_of = gpus(&on_gpu);
+    for group in [&on_cpu, &on_gpu] {
+        on_all(group, |_, gradients| gradients.keep_for_undo(true));
+    }
+    for step in 0..14 {
+        let mut gradients = gradients(case, step);
+        match step {
+            4 => gradients[1][0][70] = f32::NAN,
+            5 => gradients[0][2][4479] = f32::INFINITY,
+            // Poisons enough chunks that fewer are left than should be sent.
+            7 => gradients[0][1].iter_mut().step_by(64).for_each(|x| *x = f32::NEG_INFINITY),
+            _ => {}
+        }
+        let expected = cpu::exchange(case, &on_cpu, &gradients, None);
+        let results = exchange(case, &on_gpu, &gpus_of, &gradients);
+        assert_results(&results, &expected, &format!("step {step} of {case:?}"));
+        let (is_skipped, factor) = (matches!(step, 4 | 6), if step % 3 == 0 { 0.5 } else { 1.0 });
+        for group in [&on_cpu, &on_gpu] {
+            on_all(group, |_, gradients| gradients.record_step(is_skipped, factor))
+                .into_iter()
+                .for_each(|noted| noted.unwrap());
+        }
+        assert_same_states(case, &on_cpu, &on_gpu);
+        if step == 10 {
+            // Another group continues from the saved state.
+            let kept = |bucket| {
+                on_gpu.iter().map(|member| kept_of(&member.engine, bucket)).collect::<Vec<_>>()
+            };
+            let states: Vec<_> = (1..=case.buckets.len() as u32).map(kept).collect();
+            on_gpu = case.members();
+            gpus_of = gpus(&on_gpu);
+            on_all(&on_gpu, |rank, gradients| {
+                gradients.keep_for_undo(true);
+                for (index, state) in states.iter().enumerate() {
+                    gradients.load(index as u32 + 1, state[rank].clone(), true);
+                }
+            });
+        }
+    }
 }
 
 #[test]

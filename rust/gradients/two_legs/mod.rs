@@ -1,7 +1,7 @@
 //! The exchange of quantised gradients through host memory, in two legs.
 //!
 //! Sums of quantised blocks cannot be formed on the wire. So every block of a shard has a host that
-//! owns it ([`ownership`]). On the first leg each host sends the owner what is due of the block; the
+//! owns it ([`Ownership`](crate::codec::quantizer::Ownership)). On the first leg each host sends the owner what is due of the block; the
 //! owner adds up, in the order of hosts. On the second leg it sends the sum to all. A block is
 //! quantised twice, whatever the number of hosts.
 //!
@@ -11,13 +11,11 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `ownership` | which host owns which block |
 //! | `parcel` | blocks of the gradients of one exchange, as they travel |
 //! | `quantized_shard` | a shard, with what is kept of it |
 //! | `route` | both legs, for the parcels that are under way |
 //! | `stages` | the worker's part: encoding, and decoding of what comes back |
 
-mod ownership;
 mod parcel;
 mod quantized_shard;
 mod route;

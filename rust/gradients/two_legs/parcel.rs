@@ -3,9 +3,8 @@
 //! The worker encodes blocks that others own and starts the sums of its own. On the way the sums are
 //! completed and encoded, and the parcel comes back with the encoded sums of all its blocks.
 
-use super::ownership::Ownership;
 use super::quantized_shard::QuantizedShard;
-use crate::codec::quantizer::{BLOCK, Quantizer, Workspace};
+use crate::codec::quantizer::{BLOCK, Ownership, Quantizer, Workspace};
 use crate::simd::element::Element;
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,10 +1,9 @@
 //! The worker's part of an exchange in two legs: encodes the shards of some buckets into parcels, and
 //! decodes what comes back.
 
-use super::ownership::Ownership;
 use super::parcel::{BlockParcel, Segment};
 use super::quantized_shard::QuantizedShard;
-use crate::codec::quantizer::{BLOCK, Content, Quantizer, Workspace};
+use crate::codec::quantizer::{BLOCK, Content, Ownership, Quantizer, Workspace};
 use crate::codec::{ExchangeNorms, Gradient};
 use crate::gradients::courier::Courier;
 use crate::transport::Failure;

@@ -50,6 +50,9 @@ class Block {
   // Returns one bit per lane of this thread's warp.
   unsigned ballot(unsigned lanes, bool mine);
 
+  // Returns the value of this lane, modulo 32.
+  unsigned shuffle(unsigned lanes, unsigned mine, unsigned from);
+
   // Returns the value of the lane `distance` above this one, or `mine` if there is no such lane.
   unsigned shuffle_down(unsigned lanes, unsigned mine, unsigned distance);
 

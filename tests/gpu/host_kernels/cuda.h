@@ -1,5 +1,5 @@
-// The subset of CUDA C++ that rust/cuda/kernels/kernels.cu uses, for a host compiler. Barriers and
-// warp operations are in block.h; keywords, built-in variables and number conversions are here.
+// The subset of CUDA C++ that the kernels in rust/cuda/kernels use, for a host compiler. Barriers
+// and warp operations are in block.h; keywords, built-in variables and number conversions are here.
 //
 // Nothing here may be more lenient than a GPU. For example, a misaligned float4 access faults, as
 // it does there.
@@ -46,6 +46,14 @@ inline int __syncthreads_or(int mine) {
 
 inline unsigned __ballot_sync(unsigned lanes, int mine) {
   return gflow_host::Block::current().ballot(lanes, mine != 0);
+}
+
+inline unsigned __shfl_sync(unsigned lanes, unsigned mine, int from) {
+  return gflow_host::Block::current().shuffle(lanes, mine, static_cast<unsigned>(from));
+}
+
+inline float __shfl_sync(unsigned lanes, float mine, int from) {
+  return __uint_as_float(__shfl_sync(lanes, __float_as_uint(mine), from));
 }
 
 inline unsigned __shfl_down_sync(unsigned lanes, unsigned mine, unsigned distance) {

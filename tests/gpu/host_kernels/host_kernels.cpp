@@ -13,10 +13,11 @@
 #include <type_traits>
 #include <utility>
 
-// Keep this order: the second header uses definitions of the first.
+// Keep this order: each uses definitions of those before it.
 // clang-format off
 #include "cuda.h"
 #include "../../../rust/cuda/kernels/kernels.cu"
+#include "../../../rust/cuda/kernels/quantizer.cu"
 // clang-format on
 
 namespace gflow_host {
@@ -246,6 +247,10 @@ unsigned Block::ballot(unsigned lanes, bool mine) {
   return bits;
 }
 
+unsigned Block::shuffle(unsigned lanes, unsigned mine, unsigned from) {
+  return exchange_in_warp(lanes, mine)[from % WARP];
+}
+
 unsigned Block::shuffle_down(unsigned lanes, unsigned mine, unsigned distance) {
   const unsigned* all = exchange_in_warp(lanes, mine);
   const unsigned from = current_ % WARP + distance;
@@ -306,7 +311,20 @@ struct Caller<KERNEL> {
   EACH(gflow_add_velocity_f32)   \
   EACH(gflow_add_velocity_f16)   \
   EACH(gflow_add_velocity_bf16)  \
-  EACH(gflow_rescale)
+  EACH(gflow_rescale)            \
+  EACH(gflow_send_f32)           \
+  EACH(gflow_send_f16)           \
+  EACH(gflow_send_bf16)          \
+  EACH(gflow_sum_f32)            \
+  EACH(gflow_sum_f16)            \
+  EACH(gflow_sum_bf16)           \
+  EACH(gflow_deliver_f32)        \
+  EACH(gflow_deliver_f16)        \
+  EACH(gflow_deliver_bf16)       \
+  EACH(gflow_follow_f32)         \
+  EACH(gflow_follow_f16)         \
+  EACH(gflow_follow_bf16)        \
+  EACH(gflow_scale_sizes)
 
 #define GFLOW_HOST_DESCRIBE(NAME) {#NAME, Caller<NAME>::letters},
 #define GFLOW_HOST_CALL(NAME) &Caller<NAME>::call,

@@ -1,4 +1,4 @@
-// The kernels of rust/cuda/kernels/kernels.cu as host functions: a table by name, and a function to
+// The kernels of rust/cuda/kernels as host functions: a table by name, and a function to
 // launch one.
 //
 // host_kernels.cpp is the only translation unit behind this header. It needs nothing but a

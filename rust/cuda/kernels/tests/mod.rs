@@ -1,8 +1,9 @@
-//! Every kernel of kernels.cu, run on the CPU from the same source, against `codec`: bit by bit.
+//! Every kernel, run on the CPU from the same source, against `codec`: bit by bit.
 
 mod device;
 mod host_kernels;
 mod memory;
+mod quantizer;
 mod reference;
 mod samples;
 

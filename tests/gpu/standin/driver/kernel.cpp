@@ -34,6 +34,12 @@ class Accesses {
     }
   }
 
+  void reads_if_given(size_t pointer, size_t bytes) {
+    if (arguments_.number(pointer) != 0) {
+      reads(pointer, bytes);
+    }
+  }
+
   // For a buffer whose length isn't an argument: reads all of it, up to `bytes`.
   void reads_at_most(size_t pointer, size_t bytes) {
     uint64_t address = arguments_.number(pointer);
@@ -125,6 +131,71 @@ std::vector<Access> of_rescale(const std::string&, const Arguments& given) {
   return accesses.all;
 }
 
+// Of the quantiser: elements in a block, blocks in a run, the bytes of a block by levels, and how
+// many blocks there are for each that norms are taken of.
+constexpr size_t kBlock = 640;
+constexpr size_t kRun = 16;
+constexpr size_t kBlockBytes[] = {642, 322, 242, 194, 130};
+constexpr size_t kSampled = 61;
+constexpr size_t kSize = 2;
+
+size_t bytes_of_blocks(uint64_t elements, uint64_t levels) {
+  return chunks_of(chunks_of(elements, kBlock), kRun) * kRun * kBlockBytes[levels];
+}
+
+std::vector<Access> of_send(const std::string& name, const Arguments& given) {
+  enum { kGradient, kResidual, kSizes, kElements, kLevels, kParts = 10, kNorms };
+  Accesses accesses(given);
+  uint64_t elements = given.number(kElements);
+  accesses.reads(kGradient, elements * element_bytes(name, 0));
+  accesses.writes(kResidual, elements * kFloat);
+  accesses.reads_if_given(kSizes, elements * kSize);
+  accesses.writes(kParts, bytes_of_blocks(elements, given.number(kLevels)));
+  accesses.writes(kNorms, 2 * kFloat * chunks_of(chunks_of(elements, kBlock), kSampled));
+  return accesses.all;
+}
+
+std::vector<Access> of_sum(const std::string& name, const Arguments& given) {
+  enum { kGradient, kResidual, kSizes, kElements, kLevels, kHosts = 8, kReceived = 10, kSums };
+  Accesses accesses(given);
+  uint64_t elements = given.number(kElements);
+  size_t bytes = bytes_of_blocks(elements, given.number(kLevels));
+  accesses.reads(kGradient, elements * element_bytes(name, 0));
+  accesses.writes(kResidual, elements * kFloat);
+  accesses.reads_if_given(kSizes, elements * kSize);
+  accesses.reads_at_most(kReceived, (given.number(kHosts) - 1) * bytes);
+  accesses.writes(kSums, bytes);
+  return accesses.all;
+}
+
+std::vector<Access> of_deliver(const std::string& name, const Arguments& given) {
+  enum { kGradient, kResidual, kSizes, kElements, kLevels, kParts = 7, kSums };
+  Accesses accesses(given);
+  uint64_t elements = given.number(kElements);
+  size_t bytes = bytes_of_blocks(elements, given.number(kLevels));
+  accesses.writes(kGradient, elements * element_bytes(name, 0));
+  accesses.writes(kResidual, elements * kFloat);
+  accesses.reads_if_given(kSizes, elements * kSize);
+  accesses.reads(kParts, bytes);
+  accesses.reads(kSums, bytes);
+  return accesses.all;
+}
+
+std::vector<Access> of_follow(const std::string& name, const Arguments& given) {
+  enum { kDelivered, kSizes, kElements };
+  Accesses accesses(given);
+  accesses.reads(kDelivered, given.number(kElements) * element_bytes(name, 0));
+  accesses.writes(kSizes, given.number(kElements) * kSize);
+  return accesses.all;
+}
+
+std::vector<Access> of_scale_sizes(const std::string&, const Arguments& given) {
+  enum { kSizes, kElements };
+  Accesses accesses(given);
+  accesses.writes(kSizes, given.number(kElements) * kSize);
+  return accesses.all;
+}
+
 // Access tables by kernel name prefix, with the argument types they were written for.
 struct Promise {
   const char* prefix;
@@ -139,6 +210,11 @@ constexpr Promise kPromises[] = {
     {"gflow_unpack_", "ppluppfp", of_unpack},
     {"gflow_add_velocity_", "pplfu", of_add_velocity},
     {"gflow_rescale", "plf", of_rescale},
+    {"gflow_send_", "ppplufffuupp", of_send},
+    {"gflow_sum_", "ppplufffuupp", of_sum},
+    {"gflow_deliver_", "pppluuupp", of_deliver},
+    {"gflow_follow_", "ppluf", of_follow},
+    {"gflow_scale_sizes", "plf", of_scale_sizes},
 };
 
 const Promise* promise_of(const std::string& name) {

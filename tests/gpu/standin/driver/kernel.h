@@ -1,4 +1,4 @@
-// The kernels that can be launched: those of rust/cuda/kernels/kernels.cu, built for the host, with
+// The kernels that can be launched: those of rust/cuda/kernels, built for the host, with
 // the ranges that each of them reads and writes.
 //
 // The accesses are written by hand from the kernels' documentation, not observed: anything else
