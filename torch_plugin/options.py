@@ -41,7 +41,8 @@ class Options:
             ``quinary`` (5 levels), ``ternary`` (3 levels) or ``chunks`` (the most important ones).
         max_noise: how far ``auto`` may go: ``none`` (fp16), ``low`` (5 levels), ``any`` (3 levels).
         optimizer: what steps by the gradients: ``auto`` (seen at the first step), ``adam`` (and all
-            that divide each element by its usual size) or ``sgd``. Three levels need to know it.
+            that divide each element by its usual size) or ``sgd``. Three levels need to know it;
+            the others are better for it.
         audit_steps: how often a part of a bucket is also exchanged exactly, to compare; 0: never.
         density: with ``chunks``, fraction of chunks sent, over 0 and up to 1.
         chunk: with ``chunks``, elements in a chunk.

@@ -136,11 +136,12 @@ impl Bucket {
         self
     }
 
-    /// Notes how it is exchanged, and logs it if that has changed.
-    pub fn note_treatment(&mut self, number: u32, treatment: Treatment) {
+    /// Notes how it is exchanged, and logs it if that has changed. If it `may_be_unused`, what is delivered
+    /// of it may be taken back, and owed again.
+    pub fn note_treatment(&mut self, number: u32, treatment: Treatment, may_be_unused: bool) {
         match treatment {
             Treatment::Compressed(_) => self.may_owe = true,
-            Treatment::Exact(WhyExact::Method) => self.may_owe = false,
+            Treatment::Exact(WhyExact::Method) => self.may_owe &= may_be_unused,
             // These leave what is kept as it is.
             Treatment::Exact(_) => {}
         }
@@ -317,16 +318,16 @@ mod tests {
         let mut bucket = bucket(1.0);
         assert!(!bucket.may_owe());
         for treatment in [compressed, Treatment::Exact(WhyExact::WarmUp)] {
-            bucket.note_treatment(1, treatment);
+            bucket.note_treatment(1, treatment, false);
             assert!(bucket.may_owe());
         }
         bucket.commit();
-        bucket.note_treatment(1, exact);
+        bucket.note_treatment(1, exact, false);
         assert!(!bucket.may_owe());
         // The step was skipped, so it has brought nothing.
         bucket.undo();
         assert!(bucket.may_owe());
-        bucket.note_treatment(1, exact);
+        bucket.note_treatment(1, exact, false);
         bucket.commit();
         bucket.undo();
         assert!(!bucket.may_owe());

@@ -152,7 +152,8 @@ impl CompressionConfig {
     }
 }
 
-/// The quantiser for an optimizer, if that is known. Three levels need to know it.
+/// The quantiser for an optimizer, if that is known. Three levels need to know it; the others go by what
+/// does no harm to either kind.
 fn quantizer(levels: Levels, stepping: Option<Stepping>) -> Quantizer {
     match stepping {
         Some(stepping) => Quantizer::new(levels, stepping),

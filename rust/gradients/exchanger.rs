@@ -73,6 +73,7 @@ impl Exchanger {
             Some(config) => config.treatment(bucket.step, tensor.element, bucket.stepping, chosen),
             None => Treatment::Exact(WhyExact::Off),
         };
+        let may_be_unused = self.store.may_be_unused(bucket.number);
         let kept = self.store.entry(bucket.number);
         let treatment = match wanted {
             // Once more compressed, but without loss: what is kept of the bucket goes along.
@@ -81,7 +82,7 @@ impl Exchanger {
             }
             other => other,
         };
-        kept.note_treatment(bucket.number, wanted);
+        kept.note_treatment(bucket.number, wanted, may_be_unused);
         treatment
     }
 

@@ -45,6 +45,11 @@ impl BucketStore {
         self.layouts.push(layout);
     }
 
+    /// Whether steps may leave parameters in this bucket unused. All ranks get the same answer.
+    pub fn may_be_unused(&self, bucket: u32) -> bool {
+        self.layouts.iter().any(|layout| layout.has_bucket(bucket))
+    }
+
     /// Takes back what was delivered for parameters that no rank used, of the model with this bucket.
     /// `used` counts the ranks that used each parameter. Only on one host of those that carry a shard it
     /// `keeps_sum`.

@@ -46,7 +46,7 @@ impl Levels {
         Levels::ALL.into_iter().find(|levels| levels.name() == name)
     }
 
-    /// The largest multiple of a level; as many are negative, and one is zero.
+    /// How many symbols stand for positive numbers; as many are negative, and one is zero.
     pub fn largest(self) -> u8 {
         match self {
             Levels::Int8 => Int8::LARGEST,

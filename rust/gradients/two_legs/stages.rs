@@ -9,8 +9,8 @@ use crate::gradients::courier::Courier;
 use crate::transport::Failure;
 use std::time::Instant;
 
-/// Norms are taken of one block in this many: they are for the metrics only. Odd, so that every host
-/// samples blocks that others own.
+/// Norms are taken of one block in this many, if another host owns it: they are for the metrics only. Odd,
+/// so that in time every host samples blocks that others own; a small shard may have none.
 const SAMPLED: usize = 61;
 
 /// The stages in host memory, with what they reuse.

@@ -29,9 +29,7 @@ from gflow.launch.namespaces import NoHosts, hosts, obstacle
 from gflow.launch.ranks import RanksFailed
 from gflow.options import OPTION_SPECS
 
-_METHODS = "exact,fp16,int8,int4,int3,quinary,ternary,chunks"
-if OPTION_SPECS["method"].is_allowed("auto"):
-    _METHODS += ",auto"
+_METHODS = "exact,fp16,int8,int4,int3,quinary,ternary,chunks,auto"
 #: The networks are small: with gflow's default they would have only a few chunks.
 _CHUNK = 1024
 _SEEDS = 3

@@ -68,7 +68,10 @@ def measure(rank: Rank, runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _make_group(rank: Rank, store: Any, run: Run) -> None:
-    """Make the group of a training; all options but the method keep their defaults."""
+    """Make the group of a training. Its options keep their defaults, but for method and chunk.
+
+    Without links, every rank counts as a host.
+    """
     import torch.distributed as dist
 
     import gflow
