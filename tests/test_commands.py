@@ -629,7 +629,8 @@ def row_of(**fields: Any) -> dict[str, Any]:
     """A result of ``gflow bench quality``."""
     row = {"task": "gpt", "method": "exact", "seed": 0, "hosts": 2, "rate": None, "steps": 9}
     row |= {"learning_rate": 4e-3, "chunk": None, "loss": 2.0, "accuracy": 0.5, "step_ms": 9.0}
-    return row | {"ratio": 1.0, "parameters": 7, "torch": "2", "warnings": [], **fields}
+    row |= {"ratio": 1.0, "parameters": 7, "torch": "2", "warnings": [], "audits": []}
+    return row | fields
 
 
 def test_a_report_compares_trainings_with_the_same_seed() -> None:
@@ -637,11 +638,14 @@ def test_a_report_compares_trainings_with_the_same_seed() -> None:
 
     rows = [row_of(loss=2.0), row_of(seed=1, loss=4.0)]
     # Without pairs they would be 25 % apart.
+    audits = [{"noise": noise} for noise in (0.1, 0.2, 0.4)]
     rows += [row_of(method="int3", loss=4.04, seed=1), row_of(method="int3", loss=2.02)]
+    rows[-1]["audits"] = audits
     rows += [row_of(method="ternary", loss=2.5, seed=7), row_of(hosts=4, method="fp16")]
     lines = tables(rows).splitlines()
     int3 = next(line for line in lines if line.startswith("| int3"))
     assert "+1.00 ± 0.00 %" in int3
+    assert "0.200 (0.400)" in int3
     ternary = next(line for line in lines if line.startswith("| ternary"))
     assert "%" not in ternary
     assert [line for line in lines if line.startswith("## ")] == [
