@@ -7,7 +7,7 @@ taken between trainings with the same seed, which have the same weights and data
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -238,13 +238,14 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         raise ValueError("there is no training at the learning rate of its task")
     figure = Figure(figsize=(15, 0.6 + 3.6 * len(settings)), layout="constrained")
     grid = figure.subplots(len(settings), 3, squeeze=False)
+    # A method looks the same in all panels.
+    looks = _looks(dict.fromkeys(method for methods in settings.values() for method in methods))
     for (setting, methods), (steps, times, differences) in zip(settings.items(), grid, strict=True):
-        colours = _looks(list(methods))
         for method, own in methods.items():
-            _draw(steps, own, "step", method, colours[method])
-            _draw(times, own, "seconds", method, colours[method])
+            _draw(steps, own, "step", method, looks[method])
+            _draw(times, own, "seconds", method, looks[method])
             if method != DENSE and DENSE in methods:
-                _draw_difference(differences, own, methods[DENSE], method, colours[method])
+                _draw_difference(differences, own, methods[DENSE], method, looks[method])
         steps.set_title(setting.title, loc="left", fontsize=10)
         steps.set_ylabel("held-out loss")
         steps.legend(frameon=False, fontsize=8)
@@ -258,7 +259,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _looks(methods: Sequence[str]) -> dict[str, dict[str, str]]:
+def _looks(methods: Iterable[str]) -> dict[str, dict[str, str]]:
     others = [method for method in methods if method != DENSE]
     looks = {
         method: {
