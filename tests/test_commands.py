@@ -479,6 +479,7 @@ def can_draw() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
+@pytest.mark.thorough
 def test_ddp_measures_all_contenders_and_writes_what_it_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -795,6 +796,8 @@ def test_hosts_are_gone_after_an_interruption(number: signal.Signals) -> None:
         [sys.executable, "-m", "gflow", *command],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        # A shell starts what runs in the background with this one ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as bench:
         end = time.monotonic() + 60
         while len(namespaces_of(bench.pid)) < 3:

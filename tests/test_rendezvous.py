@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import socket
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,7 @@ import torch.distributed as dist
 import gflow
 from gflow import network, rendezvous
 from gflow.options import resolve
+from gflow.rendezvous import wait_until_connected
 from tests.ranks import Team
 from tests.ranks.membership import rendezvous as store_of_case
 
@@ -237,3 +239,17 @@ class TestOwnAddress:
         for _, name in socket.if_nameindex():
             for address in network._addresses_of(name):
                 assert socket.getaddrinfo(address, None, flags=socket.AI_NUMERICHOST)
+
+
+def test_no_rank_goes_on_before_all_are_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    early = threading.Thread(target=wait_until_connected, args=(store, 0, 2))
+    early.start()
+    early.join(0.2)
+    assert early.is_alive()
+    wait_until_connected(store, 1, 2)
+    early.join(10)
+    assert not early.is_alive()
+    # But it does not wait for ever for one that has died.
+    monkeypatch.setattr(rendezvous, "COURTESY_SECONDS", 0.05)
+    wait_until_connected(dist.HashStore(), 0, 2)

@@ -13,7 +13,7 @@ from torch.distributed import PrefixStore, Store
 from gflow import accelerator, comm_hooks, logs, native, stepping, unused
 from gflow.network import choose_address
 from gflow.options import Options, Settings, resolve
-from gflow.rendezvous import GroupSpec, RankInfo, gather_ranks
+from gflow.rendezvous import GroupSpec, RankInfo, gather_ranks, wait_until_connected
 
 #: All ranks are there when connecting starts, so it takes seconds or never ends. Ctrl-C has to
 #: wait for it.
@@ -80,6 +80,7 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
         _warn_once(log, joined.notice)
     inner_store = PrefixStore(found.prefix, store)
     gloo = _inner_gloo(PrefixStore("gloo", inner_store), rank, size, timeout, settings, address)
+    wait_until_connected(inner_store, rank, size)
     member = accelerator.GroupMember(inner_store, rank, size, timeout, backend_options)
     backend = library.make_backend(
         joined, rank, size, timeout, gloo, **_inner_of_devices(member, log)

@@ -27,6 +27,8 @@ from gflow.version import __version__
 
 #: How often a waiting rank logs what it is waiting for.
 REPORT_SECONDS = 30.0
+#: For how long a rank that is connected waits for the others. They are all there, so it is short.
+COURTESY_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,26 @@ def _wait_for_all(
             log.warning("it has been waiting %.0f s for %s", waited, _ranks(missing))
         time.sleep(pause)
         pause = min(2 * pause, 0.1)
+
+
+def wait_until_connected(store: Store, rank: int, size: int) -> None:
+    """Wait a little until all ranks have connected to all others.
+
+    A rank that ends early would close connections that a slower one is still making. If one of them
+    does not come, that is for the next collective to say. Nothing else may use this ``store`` so.
+    """
+    end = time.monotonic() + COURTESY_SECONDS
+    pause = 0.0005
+    try:
+        store.set(f"connected/{rank}", "")
+        while not store.check([f"connected/{one}" for one in range(size)]):
+            if time.monotonic() > end:
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1)
+    except RuntimeError:
+        # The rank with the store has ended, so it has seen that all were connected.
+        return
 
 
 def _refuse_other_versions(published: list[dict[str, Any]]) -> None:

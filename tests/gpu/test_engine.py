@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,7 +75,25 @@ def run(program: Path, environment: dict[str, str], *arguments: str) -> str:
     return output
 
 
-@pytest.mark.parametrize("name", named_tests(), ids=lambda name: name.removeprefix(f"{MODULE}::"))
+#: Long, and what they show is mostly shown by others too.
+THOROUGH = {
+    "every_exchange_on_gpus_is_to_the_bit_what_the_reference_makes_of_it",
+    "a_rank_that_has_run_out_of_data_pays_what_it_owes_on_gpus_as_on_the_cpu",
+}
+
+
+def cases() -> list[Any]:
+    return [
+        pytest.param(
+            name,
+            id=name.removeprefix(f"{MODULE}::"),
+            marks=[pytest.mark.thorough] if name.split("::")[-1] in THOROUGH else [],
+        )
+        for name in named_tests()
+    ]
+
+
+@pytest.mark.parametrize("name", cases())
 def test_on_the_standin(program: Path, environment: dict[str, str], name: str) -> None:
     """One Rust test, which must have run and not been skipped."""
     output = run(program, environment, "--exact", name)

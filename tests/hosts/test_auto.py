@@ -52,7 +52,8 @@ def methods_of(run: ScriptRun, steps: list[int]) -> list[str]:
     return [line["method"] for line in told[0]]
 
 
-@pytest.mark.parametrize("how", ["uneven", pytest.param("slow_rank", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", ["slow_rank", "uneven"])
 def test_all_hosts_use_the_same_method_with_a_rank_that_is_slow_or_has_run_out_of_data(
     hosts: Callable[..., Network], how: str
 ) -> None:
