@@ -49,7 +49,7 @@ ALL = list(CHECKS)
 LAYOUTS: dict[str, Layout] = {
     "1+1": Layout((0, 1), 2, ALL),
     "2+1": Layout((0, 0, 1), 3, ALL, again=ROUGH),
-    "1+1+1": Layout((0, 1, 2), 3, ALL),
+    "1+1+1": Layout((0, 1, 2), 3, ALL, repeats=True),
     "2+2_in_turns": Layout((0, 1, 0, 1), 4, ALL, again=ROUGH, repeats=True),
     "1+2": Layout((0, 1, 1), 3, FEW, repeats=True),
     "2+2": Layout((0, 0, 1, 1), 4, FEW, repeats=True),
