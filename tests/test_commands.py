@@ -574,10 +574,12 @@ def is_dense_when_timed(rank: Any) -> None:
     dist.init_process_group("gloo")
     small = {"model": "resnet50", "image": 64, "batch": 1, "bucket_view": True, "hosts": 1}
     small |= {"device": "cpu", "density": 0.1, "fusion_bytes": None}
-    contenders.make("gflow-int3", rank, small).settle()
+    for name in ("gflow-fp16", "gflow-int3"):
+        contenders.make(name, rank, small).settle()
     # No step is left for its method.
     contenders._SETTLING_STEPS = 0  # type: ignore[misc]
-    contenders.make("gflow-int3", rank, small).settle()
+    for name in ("gflow-fp16", "gflow-int3"):
+        contenders.make(name, rank, small).settle()
 
 
 def test_a_contender_that_is_in_its_dense_steps_is_not_timed() -> None:

@@ -46,6 +46,8 @@ _COMPRESSING = tuple(method for method in _METHODS if method != "exact")
 _ON_REQUEST = ("gflow-fp16", "gflow-bf16", "gflow-int8", "gflow-int4", "gflow-quinary")
 #: The baseline for the others, by type of device.
 RIVALS = {"cpu": "gloo", "cuda": "nccl"}
+#: Exchanged by torch's hook; gflow has fp16 as a method.
+_FP16_HOOKS = tuple(f"{rival}-fp16" for rival in RIVALS.values())
 _OF_RIVALS = tuple(name for name in LABELS if name.partition("-")[0] in RIVALS.values())
 #: Their replicas drift apart; they only show the cost of the rest of a step.
 WITHOUT_EXCHANGE = ("none", "ddp-only")
@@ -246,7 +248,7 @@ def _parallel(name: str, network: Any, group: Any, plan: dict[str, Any]) -> Any:
     )
     if name == "ddp-only":
         module.register_comm_hook(None, _keep)
-    if name.endswith("-fp16"):
+    if name in _FP16_HOOKS:
         module.register_comm_hook(group, default_hooks.fp16_compress_hook)
     if name == "powersgd":
         state = powerSGD_hook.PowerSGDState(
