@@ -578,8 +578,7 @@ def is_dense_when_timed(rank: Any) -> None:
         contenders.make(name, rank, small).settle()
     # No step is left for its method.
     contenders._SETTLING_STEPS = 0  # type: ignore[misc]
-    for name in ("gflow-fp16", "gflow-int3"):
-        contenders.make(name, rank, small).settle()
+    contenders.make("gflow-int3", rank, small).settle()
 
 
 def test_a_contender_that_is_in_its_dense_steps_is_not_timed() -> None:
