@@ -20,8 +20,8 @@ pub const LADDER: [Method; 7] = [
 /// steps.
 pub const EXPECTED_NOISE: [f64; LADDER.len()] = [0.0, 0.0, 0.001, 0.05, 0.12, 0.2, 0.5];
 
-/// In the benchmark, no audit found more than one and a half times what is expected of a method.
-const UNEXPECTED: f64 = 2.0;
+/// So many times what is expected of a method, no audit of the benchmark found: the most was two and a half.
+const UNEXPECTED: f64 = 3.0;
 /// So much is too little to matter with any method.
 const NEGLIGIBLE: f64 = 0.01;
 
@@ -67,6 +67,20 @@ mod tests {
         let bits: Vec<_> = LADDER.iter().map(|method| bits_on_wire(*method, 32.0)).collect();
         assert!(bits.windows(2).all(|pair| pair[1] < pair[0]), "{bits:?}");
         assert!(EXPECTED_NOISE.windows(2).all(|pair| pair[1] >= pair[0]));
+    }
+
+    /// The trainings in benches/quality.jsonl are what the limits are made from: none of them is warned of.
+    #[test]
+    fn no_audit_of_the_benchmark_found_more_than_is_allowed() {
+        let mut audits = 0;
+        for one in include_str!("../../../benches/quality.jsonl").split("\"method\": \"") {
+            let Some((method, rest)) = one.split_once("\", \"noise\": ") else { continue };
+            let noise: f64 = rest.split([',', '}']).next().unwrap().parse().unwrap();
+            let Some(most) = most_noise(method) else { continue };
+            assert!(noise <= most, "{method}: {noise} of {most}");
+            audits += 1;
+        }
+        assert!(audits > 300, "{audits}");
     }
 
     #[test]

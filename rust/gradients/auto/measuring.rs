@@ -261,6 +261,15 @@ mod tests {
     use proptest::prelude::*;
     use std::time::Duration;
 
+    #[test]
+    fn the_times_of_a_link_are_the_last_ones() {
+        let mut link = LinkMeter::default();
+        (0..MOST_SAMPLES).for_each(|_| link.add(1 << 20, 1.0));
+        (0..MOST_SAMPLES).for_each(|_| link.add(1 << 20, 2.0));
+        assert_eq!(link.take(), Some(2.0 / f64::from(1 << 20)));
+        assert_eq!(link.take(), None);
+    }
+
     fn sample(buckets: usize) -> Sample {
         let bucket = |number: usize| {
             let measure = BucketMeasure {

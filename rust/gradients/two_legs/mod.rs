@@ -1,9 +1,9 @@
 //! The exchange of quantised gradients through host memory, in two legs.
 //!
 //! Sums of quantised blocks cannot be formed on the wire. So every block of a shard has a host that
-//! owns it ([`Ownership`](crate::codec::quantizer::Ownership)). On the first leg each host sends the owner what is due of the block; the
-//! owner adds up, in the order of hosts. On the second leg it sends the sum to all. A block is
-//! quantised twice, whatever the number of hosts.
+//! owns it ([`Ownership`](crate::codec::quantizer::Ownership)). On the first leg each host sends the
+//! owner what is due of the block; the owner adds up, in the order of hosts. On the second leg it
+//! sends the sum to all. A block is quantised twice, whatever the number of hosts.
 //!
 //! The worker encodes blocks into parcels and hands them to the courier, whose [`route`] takes them
 //! over both legs and adds up in between, several at a time. They come back with the sums, which the
