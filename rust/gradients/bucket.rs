@@ -331,6 +331,10 @@ mod tests {
         bucket.commit();
         bucket.undo();
         assert!(!bucket.may_owe());
+        // What an exact exchange brought may have been taken back.
+        bucket.note_treatment(1, compressed, true);
+        bucket.note_treatment(1, exact, true);
+        assert!(bucket.may_owe());
     }
 
     /// The step and the first value of the state after at most `step` exchanges.

@@ -331,6 +331,37 @@ def test_what_is_kept_of_a_parameter_stays_while_no_rank_uses_it(
             assert changed == (index < 2), (kind, name)
 
 
+def keep_something(rank: int, world: int) -> dict[str, Any]:
+    model = DistributedDataParallel(Branches(), find_unused_parameters=True)
+    for step in range(8):
+        model(list(gradients(rank, step, (640, 640, 640)))).backward()
+    return gflow.state_dict()
+
+
+def leave_out_then_use(rank: int, world: int, states: list[dict[str, Any]]) -> torch.Tensor:
+    """What comes of the last parameter when it is used again; no rank uses it in the first step."""
+    model = DistributedDataParallel(Branches(), find_unused_parameters=True)
+    gflow.load_state_dict(states, strict=False)
+    for step in (8, 9):
+        model.zero_grad()
+        given: list[torch.Tensor | None] = list(gradients(rank, step, (640, 640, 640)))
+        if step == 8:
+            given[2] = None
+        model(given).backward()
+    return model.module.weights[2].grad
+
+
+def test_exact_steps_bring_what_is_kept_of_a_parameter_once_it_is_used(
+    compressing: Callable[..., Team],
+) -> None:
+    states = compressing("abc", method="int3").run(keep_something)
+    owed = kept(states)["weights.2"]
+    assert owed.abs().max() > 0
+    due = sum_of_step(3, 9, (640, 640, 640))[2] + owed
+    for delivered in compressing("abc", method="exact").run(leave_out_then_use, states):
+        torch.testing.assert_close(delivered.double(), due.double(), rtol=1e-5, atol=1e-6)
+
+
 def frozen(rank: int, world: int) -> tuple[list[bool], int, int]:
     plain = PrescribedGradients()
     plain.weights[0].requires_grad_(False)
