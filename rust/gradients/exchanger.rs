@@ -94,18 +94,17 @@ impl Exchanger {
             && bucket.on_all_ranks
             && tensor.device_slot() == 0
             && can_be_compressed(tensor.element)
-            && self.auto.is_due(bucket.step, config.schedule.warmup_steps)
+            && self.auto.is_due(bucket, config.schedule.warmup_steps)
     }
 
     /// Chooses with all ranks how gradients are sent from now on. Returns what is new.
     pub fn choose(
         &mut self,
         fabric: &mut Fabric,
-        bucket: &AgreedBucket,
         tensor: &Tensor,
         deadline: Instant,
     ) -> Result<Option<Choice>, ExchangeFailure> {
-        let at = At { step: bucket.step, seq: tensor.info.seq, deadline };
+        let at = At { seq: tensor.info.seq, deadline };
         Ok(self.auto.choose(fabric, &self.overlap, at)?)
     }
 

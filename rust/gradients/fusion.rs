@@ -147,7 +147,7 @@ impl<T> Fusion<T> {
         let deadline = Instant::now() + info.call.timeout;
         if exchanger.choice_is_due(&bucket, &tensor) {
             self.complete_all(exchanger, fabric)?;
-            let choice = exchanger.choose(fabric, &bucket, &tensor, deadline).map_err(failed)?;
+            let choice = exchanger.choose(fabric, &tensor, deadline).map_err(failed)?;
             self.notices.extend(choice.map(Notice::Chosen));
         }
         let Treatment::Compressed(coding) = exchanger.decide_treatment(&bucket, &tensor) else {

@@ -86,9 +86,11 @@ impl Sample {
             .into_iter()
             .filter_map(|(number, when)| {
                 let metered = buckets.get(&number)?;
+                // Of models that take turns, each has its buckets in some of the passes only.
+                let share = (when.len() as f64 / passes.len() as f64).min(1.0);
                 let bucket = BucketMeasure {
                     ready: median(when),
-                    elements: metered.elements as f64,
+                    elements: share * metered.elements as f64,
                     bits_per_element: f64::from(metered.bits_per_element),
                     within_host: metered.within_host_seconds,
                 };
@@ -363,6 +365,14 @@ mod tests {
         close(sample.backward, 0.04);
         close(sample.buckets[1].1.ready, 0.025);
         assert_eq!(sample.per_byte, 3e-9);
+        // A model that trains in every other step has half of its elements in an average pass.
+        let every_other = |(index, pass): (usize, &Pass)| Pass {
+            ready: if index % 2 == 0 { vec![] } else { pass.ready.clone() },
+            ..pass.clone()
+        };
+        let passes: Vec<_> = passes[1..].iter().enumerate().map(every_other).collect();
+        let half = Sample::new(&passes, &buckets, &mut LinkMeter::default(), 3e-9);
+        close(half.buckets[1].1.elements, 5.0);
         let none = Sample::new(&[], &buckets, &mut LinkMeter::default(), 0.0);
         assert_eq!((none.step, none.buckets.len()), (0.0, 0));
     }

@@ -8,7 +8,8 @@
 //! While gradients are exact, every rank measures its steps, its buckets and its link. At a step that all
 //! ranks know they tell each other what they measured and draw the same conclusion. After that they look
 //! again every few hundred steps. A change that has not paid off is taken back, and not tried again for
-//! some time.
+//! some time. Whether it has, is measured: a step now, against one before it, corrected by what has changed
+//! meanwhile (the link may have become slower, and then all steps take longer).
 //!
 //! | file | what it is |
 //! |---|---|
@@ -16,25 +17,29 @@
 //! | `measuring` | what ranks measure and tell each other |
 //! | `costs` | the time that each method takes of this processor |
 //! | `prediction` | how long a step will take with each method, and the choice |
+//! | `step_count` | the steps of the whole job, by which the choices are timed |
 
 mod costs;
 mod ladder;
 mod measuring;
 mod prediction;
+mod step_count;
 
 pub use measuring::{LinkMeter, MeteredBucket};
 
 use super::method::{MaxNoise, Method};
+use crate::collective::agreement::AgreedBucket;
 use crate::collective::fabric::Fabric;
 use crate::observe::overlap::OverlapTimer;
 use crate::transport::Failure;
 pub use ladder::most_noise;
-use ladder::{LADDER, index_of, last};
+use ladder::{EXPECTED_NOISE, LADDER, index_of, last};
 use measuring::{Sample, combine};
-use prediction::{Measure, noise};
+use prediction::Measure;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Instant;
+use step_count::StepCount;
 
 /// The first choice needs at least so many measured steps.
 const STEPS_TO_MEASURE: u64 = 20;
@@ -47,6 +52,8 @@ const STEPS_UNTIL_RETRIED: u64 = 3000;
 const PAID_OFF: f64 = 0.99;
 /// A less noisy one is kept if it costs at most this much.
 const AFFORDABLE: f64 = 1.05;
+/// Communication counts as hidden if a step waits for it during at most this fraction.
+const HIDDEN: f64 = 0.02;
 /// An audit counts only if it has seen something.
 const LEAST_AUDITED: f64 = f64::MIN_POSITIVE;
 
@@ -54,8 +61,12 @@ const LEAST_AUDITED: f64 = f64::MIN_POSITIVE;
 #[derive(Debug)]
 pub struct Auto {
     max_noise: MaxNoise,
+    /// Those of this group, by which all of this is timed.
+    steps: StepCount,
     /// By method: the step before which it is not chosen.
     barred_until: [u64; LADDER.len()],
+    /// By method: the noise to count with, as expected until an audit has found another.
+    noise: [f64; LADDER.len()],
     now: usize,
     /// The step of the next choice; known once a first bucket was seen.
     next: Option<u64>,
@@ -79,6 +90,17 @@ struct Change {
     from: usize,
     /// What progress cost before.
     cost: f64,
+    /// The same as it was predicted then, for the method before.
+    predicted_cost: f64,
+}
+
+impl Change {
+    /// What progress would cost now without the change: what it cost then, and as much more as whatever
+    /// else has changed since makes of it by prediction.
+    fn cost_without_it(&self, measure: &Measure, noise: &[f64; LADDER.len()]) -> f64 {
+        let ratio = measure.cost(self.from, noise) / self.predicted_cost;
+        if ratio.is_finite() { self.cost * ratio } else { self.cost }
+    }
 }
 
 /// The outcome of a choice, for the user.
@@ -91,6 +113,8 @@ pub struct Choice {
     pub exact_step: f64,
     pub rounded_step: f64,
     pub chosen_step: f64,
+    /// What of an exact step would be spent waiting for gradients.
+    pub exact_exposed: f64,
     pub why: Why,
 }
 
@@ -109,7 +133,9 @@ impl Auto {
     pub fn new(max_noise: MaxNoise, cores_are_busy: bool) -> Auto {
         Auto {
             max_noise,
+            steps: StepCount::default(),
             barred_until: [0; LADDER.len()],
+            noise: EXPECTED_NOISE,
             now: 0,
             next: None,
             last_change: None,
@@ -128,31 +154,37 @@ impl Auto {
         LADDER[self.now]
     }
 
-    /// Continues with the method of a saved state.
+    /// Continues with the method of a saved state. What was measured before belongs to another training.
     pub fn set_method(&mut self, method: Method) {
         self.now = index_of(method).min(last(self.max_noise));
-    }
-
-    /// Takes the next method with less noise that may be chosen, because this one loses too much.
-    fn step_up(&mut self, step: u64) {
-        self.bar(self.now, step);
-        self.now = (0..self.now).rev().find(|method| self.is_allowed(*method, step)).unwrap_or(0);
+        self.barred_until = [0; LADDER.len()];
+        self.noise = EXPECTED_NOISE;
+        self.next = None;
         self.last_change = None;
     }
 
-    fn bar(&mut self, method: usize, step: u64) {
-        self.barred_until[method] = step.saturating_add(STEPS_UNTIL_RETRIED);
+    /// Takes the next method with less noise that may be chosen, because this one loses too much.
+    fn step_up(&mut self) {
+        self.bar(self.now);
+        self.now = (0..self.now).rev().find(|method| self.is_allowed(*method)).unwrap_or(0);
+        self.last_change = None;
     }
 
-    fn is_allowed(&self, method: usize, step: u64) -> bool {
-        method <= last(self.max_noise) && self.barred_until[method] <= step
+    fn bar(&mut self, method: usize) {
+        self.barred_until[method] = self.steps.now() + STEPS_UNTIL_RETRIED;
     }
 
-    /// Whether a choice is due before a bucket is exchanged at this step. All ranks get the same answer.
-    /// `warmup_steps` are exact.
-    pub fn is_due(&mut self, step: u64, warmup_steps: u64) -> bool {
-        let first = || warmup_steps.max(step.saturating_add(STEPS_TO_MEASURE));
-        step >= *self.next.get_or_insert_with(first)
+    fn is_allowed(&self, method: usize) -> bool {
+        method <= last(self.max_noise) && self.barred_until[method] <= self.steps.now()
+    }
+
+    /// Whether a choice is due before this bucket is exchanged. It is asked once for every bucket, and all
+    /// ranks get the same answer. `warmup_steps` of a bucket are exact.
+    pub fn is_due(&mut self, bucket: &AgreedBucket, warmup_steps: u64) -> bool {
+        self.steps.note(bucket.number);
+        let now = self.steps.now();
+        let first = || now + warmup_steps.saturating_sub(bucket.step).max(STEPS_TO_MEASURE);
+        now >= *self.next.get_or_insert_with(first)
     }
 
     /// Chooses with all other ranks, before the collective with this number. Returns what to tell the
@@ -174,45 +206,46 @@ impl Auto {
         let measure = combine(&samples, fabric.topology().hosts());
         let [errors, squares] =
             [0, 1].map(|index| samples.iter().map(|sample| sample.audited[index]).sum::<f64>());
-        let audited = (squares > LEAST_AUDITED).then(|| (self.now, errors / squares));
+        let audited = (squares > LEAST_AUDITED).then(|| errors / squares);
         log::debug!("measured by all ranks: {measure:?}");
-        Ok(self.decide(&measure, audited, at.step))
+        Ok(self.decide(&measure, audited))
     }
 
-    /// The choice, from numbers that all ranks share.
-    fn decide(
-        &mut self,
-        measure: &Measure,
-        audited: Option<(usize, f64)>,
-        step: u64,
-    ) -> Option<Choice> {
-        self.next = Some(step.saturating_add(STEPS_BETWEEN));
+    /// The choice, from numbers that all ranks share. `audited` is the noise that audits have found of the
+    /// method in use since the last choice.
+    fn decide(&mut self, measure: &Measure, audited: Option<f64>) -> Option<Choice> {
+        let step = self.steps.now();
+        let before = self.now;
+        if let Some(noise) = audited {
+            self.noise[before] = noise;
+        }
+        if most_noise(&LADDER[before].to_string()).is_some_and(|most| self.noise[before] > most) {
+            self.next = Some(step + STEPS_BETWEEN);
+            let noise = std::mem::replace(&mut self.noise[before], EXPECTED_NOISE[before]);
+            self.step_up();
+            return Some(self.choice(measure, Why::TooNoisy { before: LADDER[before], noise }));
+        }
         if measure.step == 0.0 || measure.buckets.is_empty() {
             // Nothing was measured: the job has not trained since the last choice.
-            self.next = Some(step.saturating_add(STEPS_TO_MEASURE));
+            self.next = Some(step + STEPS_TO_MEASURE);
             return None;
         }
-        let noise = noise(audited);
-        let before = self.now;
-        if most_noise(&LADDER[before].to_string()).is_some_and(|most| noise[before] > most) {
-            self.step_up(step);
-            let why = Why::TooNoisy { before: LADDER[before], noise: noise[before] };
-            return Some(self.choice(measure, why));
-        }
-        let cost = measure.step * (1.0 + noise[before]);
+        self.next = Some(step + STEPS_BETWEEN);
+        let cost = measure.step * (1.0 + self.noise[before]);
         if let Some(change) = self.last_change.take() {
             let limit = if before > change.from { PAID_OFF } else { AFFORDABLE };
-            if cost > change.cost * limit {
-                self.bar(before, step);
+            if cost > change.cost_without_it(measure, &self.noise) * limit {
+                self.bar(before);
                 self.now = change.from;
                 return Some(self.choice(measure, Why::DidNotPayOff(LADDER[before])));
             }
         }
-        self.now = measure.choose(before, &noise, |method| self.is_allowed(method, step));
+        self.now = measure.choose(before, &self.noise, |method| self.is_allowed(method));
         let is_first = !std::mem::replace(&mut self.has_chosen, true);
         if self.now != before {
-            self.last_change = Some(Change { from: before, cost });
-            self.next = Some(step.saturating_add(STEPS_AFTER_CHANGE));
+            let predicted_cost = measure.cost(before, &self.noise);
+            self.last_change = Some(Change { from: before, cost, predicted_cost });
+            self.next = Some(step + STEPS_AFTER_CHANGE);
         }
         (is_first || self.now != before).then(|| self.choice(measure, Why::LeastCost))
     }
@@ -224,6 +257,7 @@ impl Auto {
             exact_step: measure.predict(0),
             rounded_step: measure.predict(1),
             chosen_step: measure.predict(self.now),
+            exact_exposed: measure.exposed(0),
             why,
         }
     }
@@ -232,7 +266,6 @@ impl Auto {
 /// When a choice is made.
 #[derive(Debug, Clone, Copy)]
 pub struct At {
-    pub step: u64,
     /// The number of the collective that waits for it.
     pub seq: u64,
     pub deadline: Instant,
@@ -263,10 +296,13 @@ impl fmt::Display for Choice {
                 self.method
             )
         } else if self.method == Method::Exact {
+            let why = match self.exact_exposed <= HIDDEN * self.exact_step {
+                true => "communication is hidden",
+                false => "it would not pay off",
+            };
             write!(
                 f,
-                "communication is hidden: not compressing (a step is predicted to take {}, and \
-                 {} with fp16)",
+                "{why}: not compressing (a step is predicted to take {}, and {} with fp16)",
                 ms(self.exact_step),
                 ms(self.rounded_step)
             )
@@ -289,6 +325,9 @@ mod tests {
     use super::prediction::BucketMeasure;
     use super::*;
     use crate::codec::quantizer::Levels;
+    use crate::collective::fabric::tests::fabrics;
+    use proptest::prelude::*;
+    use std::time::Duration;
 
     /// A step of 100 ms without waiting, and a bucket that takes `wire` seconds when it is exact.
     fn measure(wire: f64, step: f64) -> Measure {
@@ -305,43 +344,85 @@ mod tests {
         }
     }
 
+    /// Before its first step, with a warm-up of 100.
     fn auto(max_noise: MaxNoise) -> Auto {
         let mut auto = Auto::new(max_noise, false);
-        assert!(!auto.is_due(0, 100));
+        assert!(!is_due(&mut auto, 0));
         auto
+    }
+
+    /// Exchanges one bucket until this step. Returns whether a choice is due there.
+    fn is_due(auto: &mut Auto, step: u64) -> bool {
+        loop {
+            let bucket = AgreedBucket { number: 1, step, on_all_ranks: true, stepping: None };
+            let is_due = auto.is_due(&bucket, 100);
+            if auto.steps.now() >= step {
+                return is_due;
+            }
+        }
+    }
+
+    /// Decides at this step.
+    fn decide(auto: &mut Auto, measure: &Measure, step: u64) -> Option<Choice> {
+        is_due(auto, step);
+        auto.decide(measure, None)
     }
 
     #[test]
     fn the_first_choice_comes_after_the_warm_up_and_after_enough_steps() {
         let mut fresh = auto(MaxNoise::Low);
-        assert!(!fresh.is_due(99, 100) && fresh.is_due(100, 100));
+        assert!(!is_due(&mut fresh, 99) && is_due(&mut fresh, 100));
         let mut resumed = Auto::new(MaxNoise::Low, false);
-        assert!(!resumed.is_due(5000, 100));
-        assert!(!resumed.is_due(5019, 100) && resumed.is_due(5020, 100));
+        let bucket = |step| AgreedBucket { number: 1, step, on_all_ranks: true, stepping: None };
+        assert!((5000..5020).all(|step| !resumed.is_due(&bucket(step), 100)));
+        assert!(resumed.is_due(&bucket(5020), 100));
+    }
+
+    #[test]
+    fn a_loaded_state_of_earlier_steps_does_not_stop_the_choices() {
+        let mut auto = auto(MaxNoise::Low);
+        let measure = measure(1.0, 1.09);
+        decide(&mut auto, &measure, 5000).unwrap();
+        auto.set_method(Method::Exact);
+        let loaded = |step| AgreedBucket { number: 9, step, on_all_ranks: true, stepping: None };
+        let due = (200..).find(|step| auto.is_due(&loaded(*step), 100));
+        assert_eq!(due, Some(200 + STEPS_TO_MEASURE));
+        assert!(auto.decide(&measure, None).is_some());
     }
 
     #[test]
     fn a_hidden_exchange_stays_exact_and_the_user_is_told_once() {
         let mut auto = auto(MaxNoise::Low);
         let hidden = measure(0.005, 0.1);
-        let told = auto.decide(&hidden, None, 100).unwrap().to_string();
+        let told = decide(&mut auto, &hidden, 100).unwrap().to_string();
         assert!(told.starts_with("communication is hidden: not compressing"), "{told}");
         assert_eq!(auto.method(), Method::Exact);
-        assert_eq!(auto.decide(&hidden, None, 400), None);
+        assert_eq!(decide(&mut auto, &hidden, 400), None);
+    }
+
+    #[test]
+    fn communication_that_would_not_be_shorter_is_not_called_hidden() {
+        let mut auto = auto(MaxNoise::Low);
+        // All cores are busy, and every method costs more than it saves.
+        let busy =
+            Measure { per_element: [1e-7; LADDER.len()], contention: 1.0, ..measure(0.05, 0.14) };
+        let told = decide(&mut auto, &busy, 100).unwrap();
+        assert_eq!(auto.method(), Method::Exact, "{told}");
+        assert!(told.to_string().starts_with("it would not pay off: not compressing"), "{told}");
     }
 
     #[test]
     fn a_slow_link_is_answered_and_what_pays_off_is_kept() {
         let mut auto = auto(MaxNoise::Low);
-        let told = auto.decide(&measure(1.0, 1.09), None, 100).unwrap();
+        let told = decide(&mut auto, &measure(1.0, 1.09), 100).unwrap();
         assert!(matches!(auto.method(), Method::Quantized(_)), "{told}");
-        assert!(!auto.is_due(159, 100) && auto.is_due(160, 100));
+        assert!(!is_due(&mut auto, 159) && is_due(&mut auto, 160));
         let method = auto.method();
-        assert_eq!(auto.decide(&measure(1.0, told.chosen_step), None, 160), None);
+        assert_eq!(auto.decide(&measure(1.0, told.chosen_step), None), None);
         assert_eq!(auto.method(), method);
-        assert!(!auto.is_due(459, 100) && auto.is_due(460, 100));
+        assert!(!is_due(&mut auto, 459) && is_due(&mut auto, 460));
         // The link became fast.
-        auto.decide(&measure(0.001, 0.1), None, 460).unwrap();
+        auto.decide(&measure(0.001, 0.1), None).unwrap();
         assert_eq!(auto.method(), Method::Exact);
     }
 
@@ -349,25 +430,42 @@ mod tests {
     fn a_change_that_does_not_pay_off_is_taken_back_and_not_tried_again_for_some_time() {
         let mut auto = auto(MaxNoise::Low);
         let slow = measure(1.0, 1.09);
-        auto.decide(&slow, None, 100).unwrap();
+        decide(&mut auto, &slow, 100).unwrap();
         let tried = auto.method();
-        let told = auto.decide(&slow, None, 160).unwrap();
+        let told = decide(&mut auto, &slow, 160).unwrap();
         assert_eq!((told.method, told.why), (Method::Exact, Why::DidNotPayOff(tried)));
-        auto.decide(&slow, None, 460);
+        decide(&mut auto, &slow, 460);
         assert_ne!(auto.method(), tried);
+    }
+
+    #[test]
+    fn a_link_that_slows_down_after_a_change_does_not_take_the_change_back() {
+        let mut auto = auto(MaxNoise::Low);
+        // Steps of 0.19 s become shorter; then the link carries a tenth of what it did.
+        let chosen = decide(&mut auto, &measure(0.1, 0.19), 100).unwrap();
+        assert!(chosen.compresses(), "{chosen}");
+        let slower = measure(1.0, 0.0);
+        let step = slower.predict(index_of(chosen.method));
+        assert!(step > 0.19, "the step is longer than before the change");
+        decide(&mut auto, &Measure { step, ..slower }, 160);
+        assert_ne!(auto.method(), Method::Exact);
     }
 
     #[test]
     fn exact_gradients_that_did_not_pay_off_are_not_tried_again_for_some_time() {
         let mut auto = auto(MaxNoise::Low);
-        auto.decide(&measure(1.0, 1.09), None, 100).unwrap();
-        let compressed = auto.method();
-        // The link seems to have become fast, but it has not.
-        auto.decide(&measure(0.001, 0.5), None, 160);
+        let slow = measure(1.0, 1.09);
+        let compressed = decide(&mut auto, &slow, 100).unwrap();
+        decide(&mut auto, &Measure { step: compressed.chosen_step, ..slow }, 160);
+        assert_eq!(auto.method(), compressed.method);
+        // It seems as if the link had become fast, but steps with exact gradients take longer.
+        let (short, long) = (measure(0.001, 0.5), measure(0.001, 1.09));
+        decide(&mut auto, &short, 460);
         assert_eq!(auto.method(), Method::Exact);
-        let told = auto.decide(&measure(0.001, 1.09), None, 220).unwrap();
-        assert_eq!((told.method, told.why), (compressed, Why::DidNotPayOff(Method::Exact)));
-        auto.decide(&measure(0.001, 0.5), None, 520);
+        let told = decide(&mut auto, &long, 520).unwrap();
+        let why = Why::DidNotPayOff(Method::Exact);
+        assert_eq!((told.method, told.why), (compressed.method, why));
+        decide(&mut auto, &short, 820);
         assert_ne!(auto.method(), Method::Exact);
     }
 
@@ -375,9 +473,8 @@ mod tests {
     fn a_method_that_adds_too_much_noise_gives_way_to_one_that_may_be_chosen() {
         let mut auto = auto(MaxNoise::Low);
         auto.set_method(Method::Quantized(Levels::Quinary));
-        auto.bar(index_of(Method::Quantized(Levels::Int3)), 100);
-        let audited = Some((index_of(auto.method()), 1.0));
-        let told = auto.decide(&measure(1.0, 0.5), audited, 200).unwrap();
+        auto.bar(index_of(Method::Quantized(Levels::Int3)));
+        let told = auto.decide(&measure(1.0, 0.5), Some(1.0)).unwrap();
         let before = Method::Quantized(Levels::Quinary);
         assert_eq!(told.why, Why::TooNoisy { before, noise: 1.0 });
         assert_eq!(told.method, Method::Quantized(Levels::Int4));
@@ -385,21 +482,101 @@ mod tests {
     }
 
     #[test]
-    fn noise_that_was_measured_counts_and_stepping_up_is_for_some_time() {
+    fn noise_that_was_found_counts_in_later_choices_too() {
+        let mut auto = auto(MaxNoise::Any);
+        let slow = measure(100.0, 100.09);
+        decide(&mut auto, &slow, 100).unwrap();
+        let chosen = auto.now;
+        // Noisier than expected, but not beyond all measure.
+        let found = 2.5 * EXPECTED_NOISE[chosen];
+        let paid_off = Measure { step: slow.predict(chosen), ..slow };
+        auto.steps = StepCount::default();
+        auto.decide(&paid_off, Some(found));
+        assert_eq!(auto.noise[chosen], found);
+        decide(&mut auto, &paid_off, 300);
+        assert_eq!(auto.noise[chosen], found);
+    }
+
+    #[test]
+    fn stepping_up_is_for_some_time() {
         let mut auto = auto(MaxNoise::Low);
-        auto.decide(&measure(1.0, 1.09), None, 100).unwrap();
+        decide(&mut auto, &measure(1.0, 1.09), 100).unwrap();
         let (before, index) = (auto.method(), auto.now);
-        auto.step_up(150);
+        auto.step_up();
         assert_eq!(auto.now, index - 1);
-        auto.decide(&measure(1.0, 0.3), None, 400);
+        decide(&mut auto, &measure(1.0, 0.3), 400);
         assert_ne!(auto.method(), before);
     }
 
     #[test]
     fn without_anything_measured_nothing_changes() {
         let mut auto = auto(MaxNoise::Any);
-        assert_eq!(auto.decide(&Measure::default(), None, 100), None);
+        assert_eq!(decide(&mut auto, &Measure::default(), 100), None);
         assert_eq!(auto.method(), Method::Exact);
-        assert!(!auto.is_due(119, 100) && auto.is_due(120, 100));
+        assert!(!is_due(&mut auto, 119) && is_due(&mut auto, 120));
+    }
+
+    /// What a rank measures until the next choice: seconds of a step, of its backward pass, of waiting
+    /// after it, and of a byte on its link; and squares of errors that an audit has found.
+    type Measured = (f64, f64, f64, f64, f64);
+
+    fn measured() -> impl Strategy<Value = Measured> {
+        (0.01..1.0f64, 0.1..0.9f64, 0.0..1.0f64, -10.0..-6.0f64, 0.0..0.5f64).prop_map(
+            |(step, backward, exposed, per_byte, errors)| {
+                (step, backward * step, exposed * step, 10f64.powf(per_byte), errors)
+            },
+        )
+    }
+
+    /// Lets a rank measure this, with two buckets in every step.
+    fn let_measure(auto: &mut Auto, overlap: &OverlapTimer, start: Instant, measured: Measured) {
+        let (step, backward, exposed, per_byte, errors) = measured;
+        for pass in 0..4 {
+            let at = |seconds| start + Duration::from_secs_f64(seconds + f64::from(pass) * step);
+            overlap.begin(1, at(0.0));
+            overlap.begin(2, at(backward / 2.0));
+            overlap.backward_ended(at(backward));
+            overlap.end(at(backward));
+            overlap.end(at(backward + exposed));
+        }
+        auto.link.add(1 << 20, per_byte * f64::from(1 << 20));
+        auto.audited = [errors, 1.0];
+        let metered =
+            MeteredBucket { elements: 10_000_000, bits_per_element: 32, within_host_seconds: 0.0 };
+        auto.buckets = BTreeMap::from([(1, metered), (2, metered)]);
+    }
+
+    /// The methods that a rank of a group has chosen, look by look, from what it has measured.
+    fn methods_of_rank(mut fabric: Fabric, looks: &[Measured]) -> Vec<Method> {
+        let (mut auto, overlap) = (auto(MaxNoise::Any), OverlapTimer::default());
+        let mut step = 0;
+        let choose = |(look, measured): (usize, &Measured)| {
+            let_measure(&mut auto, &overlap, Instant::now(), *measured);
+            while !is_due(&mut auto, step) {
+                step += 1;
+            }
+            let deadline = Instant::now() + Duration::from_secs(30);
+            auto.choose(&mut fabric, &overlap, At { seq: look as u64, deadline }).unwrap();
+            auto.method()
+        };
+        looks.iter().enumerate().map(choose).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn ranks_that_measure_different_things_choose_the_same_at_the_same_steps(
+            looks in proptest::collection::vec(proptest::collection::vec(measured(), 8), 2..5),
+        ) {
+            let chosen: Vec<_> = std::thread::scope(|scope| {
+                let ranks: Vec<_> = fabrics(looks.len())
+                    .into_iter()
+                    .zip(&looks)
+                    .map(|((fabric, _), looks)| scope.spawn(|| methods_of_rank(fabric, looks)))
+                    .collect();
+                ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+            });
+            prop_assert!(chosen.windows(2).all(|pair| pair[0] == pair[1]), "{chosen:?}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Predicts how long a step takes with another method, and chooses one. Pure: the same numbers give
 //! the same choice on every rank.
 
-use super::ladder::{EXPECTED_NOISE, LADDER, bits_on_wire};
+use super::ladder::{LADDER, bits_on_wire};
 
 /// A method has to save this much of a step to be worth its noise.
 const LEAST_GAIN: f64 = 0.02;
@@ -44,7 +44,14 @@ pub struct Measure {
 impl Measure {
     /// The time of a step with this method.
     pub fn predict(&self, method: usize) -> f64 {
-        let (mut clock, mut processor) = (0.0f64, 0.0);
+        let elements: f64 = self.buckets.iter().map(|bucket| bucket.elements).sum();
+        let processor = elements * self.per_element[method];
+        self.compute + self.contention * processor + self.exposed(method)
+    }
+
+    /// The time that a step waits for gradients after its backward pass.
+    pub fn exposed(&self, method: usize) -> f64 {
+        let mut clock = 0.0f64;
         // A ring and two legs move as many bytes.
         let journeys = 2.0 * (self.hosts - 1.0) / self.hosts;
         for bucket in &self.buckets {
@@ -53,10 +60,8 @@ impl Measure {
             let work = bucket.elements * self.per_element[method];
             let exchange = wire.max(work) + NOT_OVERLAPPED * wire.min(work);
             clock = clock.max(bucket.ready) + bucket.within_host + exchange;
-            processor += work;
         }
-        let exposed = (clock - self.backward).max(0.0);
-        self.compute + self.contention * processor + exposed
+        (clock - self.backward).max(0.0)
     }
 
     /// The time to make as much progress as in an exact step.
@@ -86,18 +91,10 @@ impl Measure {
     }
 }
 
-/// The noise to count with: as measured for the method in use, if it was, otherwise as expected.
-pub fn noise(measured: Option<(usize, f64)>) -> [f64; LADDER.len()] {
-    let mut noise = EXPECTED_NOISE;
-    if let Some((method, measured)) = measured {
-        noise[method] = measured;
-    }
-    noise
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gradients::auto::ladder::EXPECTED_NOISE;
 
     /// Two hosts, three buckets of 5 million elements, 0.3 s of backward pass.
     fn measure(gbit: f64) -> Measure {
@@ -120,7 +117,7 @@ mod tests {
     }
 
     fn choose(gbit: f64, now: usize) -> usize {
-        measure(gbit).choose(now, &noise(None), |method| method <= 5)
+        measure(gbit).choose(now, &EXPECTED_NOISE, |method| method <= 5)
     }
 
     #[test]
@@ -134,9 +131,9 @@ mod tests {
     #[test]
     fn a_method_that_is_not_allowed_is_never_chosen() {
         for gbit in [0.01, 0.1, 1.0, 10.0] {
-            let chosen = measure(gbit).choose(0, &noise(None), |method| method <= 1);
+            let chosen = measure(gbit).choose(0, &EXPECTED_NOISE, |method| method <= 1);
             assert!(chosen <= 1);
-            assert_eq!(measure(gbit).choose(4, &noise(None), |_| false), 0);
+            assert_eq!(measure(gbit).choose(4, &EXPECTED_NOISE, |_| false), 0);
         }
     }
 
@@ -146,14 +143,16 @@ mod tests {
         let measure = measure(0.05);
         let any = |_| true;
         assert_eq!(measure.choose(0, &[0.0; LADDER.len()], any), 6);
-        assert!(measure.choose(0, &noise(Some((6, 3.0))), any) < 6);
+        let mut noise = EXPECTED_NOISE;
+        noise[6] = 3.0;
+        assert!(measure.choose(0, &noise, any) < 6);
     }
 
     #[test]
     fn what_saves_nothing_is_given_up_and_a_small_gain_changes_nothing() {
         assert_eq!(choose(1000.0, 4), 0);
         let measure = measure(1.0);
-        let (noise, best) = (noise(None), choose(1.0, 0));
+        let (noise, best) = (EXPECTED_NOISE, choose(1.0, 0));
         for now in 1..best {
             let gain = measure.cost(now, &noise) / measure.cost(best, &noise);
             let expected = if gain * (1.0 - LEAST_GAIN_OF_CHANGE) > 1.0 { best } else { now };
