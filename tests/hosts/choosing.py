@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 import gflow
 from tests.hosts.running import say
 
-WIDTH = 300
+#: Wide enough that a link is measured with any method.
+WIDTH = 800
 #: By this step, a first choice was made.
 SETTLED = 40
 

@@ -12,7 +12,9 @@ use zerocopy::byteorder::little_endian::{F64, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Times of sending fewer bytes than this say more about waiting than about the link.
-const LEAST_BYTES: u64 = 32 << 10;
+const MANY_BYTES: u64 = 32 << 10;
+/// With fewer than this they say nothing at all.
+const LEAST_BYTES: u64 = 1 << 10;
 /// The most samples of a link that are kept.
 const MOST_SAMPLES: usize = 4096;
 /// The most buckets that a message tells of. The first of a pass matter least, so the last are told.
@@ -21,27 +23,41 @@ const MOST_BUCKETS: usize = 512;
 /// Collects how long bytes took to send. Of many times, it keeps the last.
 #[derive(Debug, Default)]
 pub struct LinkMeter {
-    seconds_per_byte: VecDeque<f64>,
+    /// Seconds for a byte, of sending many bytes at once.
+    of_many: VecDeque<f64>,
+    /// The same of fewer bytes; the link itself takes no longer than that.
+    of_few: VecDeque<f64>,
 }
 
 impl LinkMeter {
     pub fn add(&mut self, bytes: u64, seconds: f64) {
-        if bytes < LEAST_BYTES {
-            return;
+        let samples = match bytes {
+            MANY_BYTES.. => &mut self.of_many,
+            LEAST_BYTES.. => &mut self.of_few,
+            _ => return,
+        };
+        if samples.len() == MOST_SAMPLES {
+            samples.pop_front();
         }
-        if self.seconds_per_byte.len() == MOST_SAMPLES {
-            self.seconds_per_byte.pop_front();
-        }
-        self.seconds_per_byte.push_back(seconds / bytes as f64);
+        samples.push_back(seconds / bytes as f64);
     }
 
-    /// Seconds for a byte, if anything was sent since the last call. It is a quick quarter of the
-    /// samples that counts: in the others a peer was late.
-    fn take(&mut self) -> Option<f64> {
-        let mut samples = Vec::from(std::mem::take(&mut self.seconds_per_byte));
-        samples.sort_by(f64::total_cmp);
-        samples.get(samples.len() / 4).copied()
+    /// Seconds for a byte, from what was sent since the last call; `before` was the result of that. With
+    /// few bytes alone it can be seen that the link has become faster, not that it has become slower.
+    fn take(&mut self, before: f64) -> f64 {
+        let of_few = quick_quarter(std::mem::take(&mut self.of_few));
+        match quick_quarter(std::mem::take(&mut self.of_many)) {
+            Some(of_many) => of_many,
+            None => of_few.map_or(before, |of_few| of_few.min(before)),
+        }
     }
+}
+
+/// The slowest of the quick quarter of samples: in the others a peer was late.
+fn quick_quarter(samples: VecDeque<f64>) -> Option<f64> {
+    let mut samples = Vec::from(samples);
+    samples.sort_by(f64::total_cmp);
+    samples.get(samples.len() / 4).copied()
 }
 
 /// A bucket that was exchanged in a pass.
@@ -103,7 +119,7 @@ impl Sample {
             step: median(periods.collect()),
             compute: median(compute.collect()),
             backward: median(passes.iter().map(|pass| seconds(pass.backward)).collect()),
-            per_byte: link.take().unwrap_or(per_byte_before),
+            per_byte: link.take(per_byte_before),
             buckets: measured,
             ..Sample::default()
         }
@@ -268,8 +284,20 @@ mod tests {
         let mut link = LinkMeter::default();
         (0..MOST_SAMPLES).for_each(|_| link.add(1 << 20, 1.0));
         (0..MOST_SAMPLES).for_each(|_| link.add(1 << 20, 2.0));
-        assert_eq!(link.take(), Some(2.0 / f64::from(1 << 20)));
-        assert_eq!(link.take(), None);
+        assert_eq!(link.take(5.0), 2.0 / f64::from(1 << 20));
+        assert_eq!(link.take(5.0), 5.0);
+    }
+
+    #[test]
+    fn a_few_bytes_tell_that_a_link_has_become_faster_but_not_that_it_has_become_slower() {
+        let mut link = LinkMeter::default();
+        for (seconds, expected) in [(0.002, 1e-6), (0.02, 1e-6), (0.001, 5e-7)] {
+            link.add(2000, seconds);
+            assert_eq!(link.take(1e-6), expected);
+        }
+        link.add(2000, 0.001);
+        link.add(1_000_000, 3.0);
+        assert_eq!(link.take(1e-6), 3e-6);
     }
 
     fn sample(buckets: usize) -> Sample {
@@ -340,8 +368,7 @@ mod tests {
             link.add(1_000_000, seconds);
         }
         link.add(10, 0.5);
-        assert_eq!(link.take(), Some(0.011 / 1e6));
-        assert_eq!(link.take(), None);
+        assert_eq!(link.take(1.0), 0.011 / 1e6);
     }
 
     #[test]

@@ -232,7 +232,9 @@ impl Auto {
         }
         self.next = Some(step + STEPS_BETWEEN);
         let cost = measure.step * (1.0 + self.noise[before]);
-        if let Some(change) = self.last_change.take() {
+        let best = measure.choose(before, &self.noise, |method| self.is_allowed(method));
+        // What would be left anyway needs no reason to be taken back.
+        if let Some(change) = self.last_change.take().filter(|_| best == before) {
             let limit = if before > change.from { PAID_OFF } else { AFFORDABLE };
             if cost > change.cost_without_it(measure, &self.noise) * limit {
                 self.bar(before);
@@ -240,7 +242,7 @@ impl Auto {
                 return Some(self.choice(measure, Why::DidNotPayOff(LADDER[before])));
             }
         }
-        self.now = measure.choose(before, &self.noise, |method| self.is_allowed(method));
+        self.now = best;
         let is_first = !std::mem::replace(&mut self.has_chosen, true);
         if self.now != before {
             let predicted_cost = measure.cost(before, &self.noise);

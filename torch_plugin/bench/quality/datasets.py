@@ -6,7 +6,9 @@ on. No loss can reach 0 here: a difference of some percent would then mean nothi
 
 from __future__ import annotations
 
+import re
 import sysconfig
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -37,8 +39,10 @@ class Text:
         folder = Path(sysconfig.get_paths()["stdlib"])
         found = sorted([*folder.glob("*.py"), *folder.glob("*/*.py")])
         sources = [path for path in found if path.parent.name not in self._NOT_PART]
-        self._text = self._read([path for n, path in enumerate(sources) if n % self._HELD_OUT])
-        other = self._read(sources[:: self._HELD_OUT])
+        self._text, other = self._read(
+            [path for n, path in enumerate(sources) if n % self._HELD_OUT],
+            sources[:: self._HELD_OUT],
+        )
         last = len(other) - self._CONTEXT - 1
         starts = torch.linspace(0, last, self._HELD_OUT_PIECES, dtype=torch.float64).long()
         self.held_out = self._pieces(other, starts)
@@ -56,14 +60,46 @@ class Text:
             yield self._pieces(self._text, starts)
 
     def _pieces(self, text: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-        """Pieces of the text, and the character that follows each of theirs."""
+        """Pieces of the text, and what follows each of their characters."""
         characters = text[starts.unsqueeze(1) + torch.arange(self._CONTEXT + 1)].long()
         return characters[:, :-1], characters[:, 1:]
 
-    def _read(self, paths: Sequence[Path]) -> Tensor:
+    def _read(self, trained_on: Sequence[Path], held_out: Sequence[Path]) -> tuple[Tensor, Tensor]:
+        return self._numbers(trained_on), self._numbers(held_out)
+
+    def _numbers(self, paths: Sequence[Path]) -> Tensor:
         text = bytearray(b"\n".join(path.read_bytes() for path in paths))
         numbers = torch.frombuffer(text, dtype=torch.uint8).int() - self._FIRST
         return numbers.where((numbers > 0) & (numbers < self._CHARACTERS), 0).to(torch.uint8)
+
+
+class Words(Text):
+    """Which word comes next? The same text, cut into words, gaps and signs.
+
+    Most words of a vocabulary are rare: the rows of its embedding have a gradient now and then only.
+    """
+
+    #: The most frequent words; all others are shown as the first number.
+    _WORDS = 2048
+    _WORD = re.compile(r"\w+|\s+|[^\w\s]")
+
+    def network(self) -> CharacterGPT:
+        """A new network."""
+        return CharacterGPT(self._WORDS, self._CONTEXT, width=64, layers=2, heads=4)
+
+    def _read(self, trained_on: Sequence[Path], held_out: Sequence[Path]) -> tuple[Tensor, Tensor]:
+        words = self._words(trained_on)
+        frequent = Counter(words).most_common(self._WORDS - 1)
+        numbers = {word: number for number, (word, _) in enumerate(frequent, start=1)}
+        some, others = (
+            torch.tensor([numbers.get(word, 0) for word in part], dtype=torch.int16)
+            for part in (words, self._words(held_out))
+        )
+        return some, others
+
+    def _words(self, paths: Sequence[Path]) -> list[str]:
+        texts = (path.read_text(encoding="ascii", errors="replace") for path in paths)
+        return [word for text in texts for word in self._WORD.findall(text)]
 
 
 class Digits:

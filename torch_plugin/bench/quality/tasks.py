@@ -95,6 +95,14 @@ TASKS = {
         step_seconds=0.012,
         betas=(0.9, 0.95),
     ),
+    "words": Task(
+        "the same GPT with a vocabulary of 2048 words (361 k parameters), AdamW (0.9, 0.999)",
+        "Words",
+        learning_rate=4e-3,
+        steps=4000,
+        step_seconds=0.015,
+        betas=(0.9, 0.999),
+    ),
     "digits": Task(
         "DigitsCNN (90 k parameters) on scikit-learn's digits, shifted and noisy, SGD with "
         "momentum 0.9",
