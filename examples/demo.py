@@ -202,6 +202,8 @@ def announce(testbed: Testbed, args: argparse.Namespace) -> None:
     own = " ".join(f"{name}={value}" for name, value in gflow_environment().items())
     task = TASKS[args.task]
     recipe = task.recipe.format(steps=args.steps, learning_rate=args.learning_rate)
+    if args.learning_rate != task.learning_rate:
+        recipe += f" (learning rate {args.learning_rate:g})"
     print(
         f"Comparing {', '.join(method.label for method in args.methods)}: {task.summary},\n"
         f"plain DDP, {recipe}, the same seeds ({args.seeds}) and data.\n{testbed.note}\n"

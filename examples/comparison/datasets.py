@@ -48,7 +48,7 @@ def text() -> Data:
 
 def large_shapes() -> Data:
     """Shapes in the size of photographs, two images at a time."""
-    data = Shapes(batch=2, shape=12, held_out=384)
+    data = Shapes(batch=2, shape=12, held_out=768)
 
     def batches(seed: int, rank: int, world: int) -> Iterator[Sample]:
         return map(_enlarged, data.batches(seed, rank, world))
