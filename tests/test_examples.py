@@ -140,11 +140,11 @@ def test_the_demo_runs_without_hosts_too(tmp_path: Path) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("task", ["gpt", "alexnet"])
 def test_the_demo_trains_large_networks_too(tmp_path: Path, task: str) -> None:
-    large = [f"--task={task}", "--loopback", "--seeds=1", "--learning-rate=2e-4"]
+    large = [f"--task={task}", "--loopback", "--seeds=1", "--learning-rate=5e-4"]
     printed, measured = run_demo(tmp_path, "gloo,gflow", *large, timeout_s=600)
     assert "3 steps with warm-up and a cosine" in printed
-    assert "0.0002" in printed
-    assert (measured["task"], measured["learning_rate"]) == (task, 2e-4)
+    assert "0.0005" in printed
+    assert (measured["task"], measured["learning_rate"]) == (task, 5e-4)
     # Nothing but how numbers are exchanged differs, and in the first steps that is exact.
     gloo, gflow = (run["curve"][-1]["loss"] for run in measured["runs"])
     assert gflow == pytest.approx(gloo, rel=1e-3)

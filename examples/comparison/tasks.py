@@ -21,7 +21,8 @@ class Task:
         evaluation_steps: what is held out is evaluated after so many.
         step_limit: so many seconds per step of any method, on average, mean that something is
             wrong.
-        learning_rate: of AdamW; the best for dense training, unless it is torch's default.
+        learning_rate: of AdamW; torch's default, or the best of a few for dense training (the
+            option --learning-rate tries others).
         weight_decay: of AdamW.
         rises: whether the learning rate rises for a short while, and does not fall to 0.
         clips: whether gradients are clipped.
@@ -80,7 +81,7 @@ TASKS = {
         steps=800,
         evaluation_steps=20,
         step_limit=3.0,
-        learning_rate=3e-4,
+        learning_rate=2e-4,
         example="train_text.py",
         weight_decay=0.1,
         rises=True,
