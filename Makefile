@@ -6,6 +6,7 @@
 #   make conformance  all of PyTorch's own backend suite
 #   make bench        compare gflow with Gloo, MPI and the memory's limit in one interleaved run
 #   make bench-ddp    a training step of AlexNet on two hosts at 1 Gbit/s (needs root)
+#   make bench-loss   the demo with a GPT of 25 M parameters and with AlexNet: time to a loss (hours; needs root)
 #   make bench-quality  does training end as well: all methods, four tasks, three seeds (hours; goes on)
 #   make lint         formatters and linters, as CI runs them
 #   make wheel        a wheel in dist/
@@ -13,7 +14,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough conformance bench bench-ddp bench-quality lint wheel clean build
+.PHONY: help demo test thorough conformance bench bench-ddp bench-loss bench-quality lint wheel clean build
 
 # The interpreter for .venv; override as in `make test PYTHON=python3.12`.
 PYTHON ?= python3
@@ -88,6 +89,10 @@ bench: build
 
 bench-ddp: build
 	$(BIN)/gflow bench ddp --rate 1gbit
+
+bench-loss: build
+	$(BIN)/python examples/demo.py --task gpt --json demo-gpt.json
+	$(BIN)/python examples/demo.py --task alexnet --json demo-alexnet.json
 
 bench-quality: build
 	$(BIN)/gflow bench quality

@@ -5,17 +5,21 @@ of an ordinary rate; without root both are on this machine. Everything has its d
 optimizer (torch's AdamW) and gflow. The methods take turns with each seed, because a shared machine
 is noisy: only times of the same minutes compare. At the end it prints a table and draws a plot.
 
+By default this takes two minutes. With another task the network is as large as those that need a
+fast link; `make bench-loss` runs both of these, which takes hours.
+
     python examples/demo.py --rate 1gbit
+    python examples/demo.py --task gpt
 """
 
 import argparse
 import contextlib
 import json
+import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,34 +28,63 @@ from comparison.methods import METHODS, Method, read_methods
 from comparison.processors import ProcessorTime
 from comparison.progress import Progress
 from comparison.runs import Result, Run, targets_of
+from comparison.tasks import TASKS, Task
 from comparison.testbed import RANKS, Testbed, loopback, two_hosts
 from comparison.training import train_all
 
 from gflow.bench.units import read_rate
 from gflow.launch import ranks
 
-#: Modules that the ranks and the plot need, and the packages that they are in.
-PACKAGES = {"torch": "torch", "sklearn": "scikit-learn", "matplotlib": "matplotlib"}
+#: For starting the ranks and loading the data, and for making the groups of a training.
+START_SECONDS = 60
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
-        description="Train a CNN on handwritten digits with each method in turn, on two hosts "
-        "made of network namespaces, and compare the time to a held-out loss, bytes and accuracy.",
+        description="Train a network with each method in turn, on two hosts made of network "
+        "namespaces, and compare the time to a held-out loss, bytes and accuracy.",
         epilog="gflow has its defaults; GFLOW_… variables change them, such as "
         "GFLOW_METHOD=int3. "
         "Times compare within one run of the demo only, never between two runs.",
     )
 
-    def number(flag: str, default: int, text: str) -> None:
-        parser.add_argument(
-            flag, type=positive, default=default, metavar="N", help=f"{text} (default: {default})"
-        )
+    def by_task(show: Callable[[Task], str]) -> str:
+        return ", ".join(f"{name} {show(task)}" for name, task in TASKS.items())
 
-    number("--steps", 500, "training steps")
-    number("--seeds", 2, "trainings with each method, in turn")
-    number("--timeout", 600, "give up after so many seconds")
+    parser.add_argument(
+        "--task",
+        choices=TASKS,
+        default="digits",
+        help="; ".join(f"{name}: {task.summary}" for name, task in TASKS.items())
+        + " (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--steps",
+        type=positive,
+        metavar="N",
+        help=f"training steps (default: {by_task(lambda task: str(task.steps))})",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=positive,
+        default=2,
+        metavar="N",
+        help="trainings with each method, in turn (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--learning-rate",
+        type=over_0,
+        metavar="X",
+        help="of all methods, at its highest "
+        f"(default: {by_task(lambda task: f'{task.learning_rate:g}')})",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=positive,
+        metavar="SECONDS",
+        help="give up after so long (default: by what is trained)",
+    )
     parser.add_argument(
         "--rate",
         type=read_rate,
@@ -71,12 +104,15 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--out",
         type=Path,
-        default=Path("demo.png"),
         metavar="FILE",
-        help="where the plot goes (default: %(default)s)",
+        help="where the plot goes (default: demo.png; of another task demo-TASK.png)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements here")
     args = parser.parse_args(argv)
+    task = TASKS[args.task]
+    args.steps = args.steps or task.steps
+    args.learning_rate = args.learning_rate or task.learning_rate
+    args.out = args.out or Path("demo.png" if args.task == "digits" else f"demo-{args.task}.png")
     for path in (args.out, args.json):
         if path is not None and not path.absolute().parent.is_dir():
             parser.error(f"{path}: no such folder")
@@ -88,6 +124,14 @@ def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
+    return value
+
+
+def over_0(text: str) -> float:
+    """Read a number over 0."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: must be over 0")
     return value
 
 
@@ -130,12 +174,20 @@ def run_all(testbed: Testbed, args: argparse.Namespace) -> dict[str, list[Run]]:
         }
         for method, seed in trainings
     ]
+    limit = START_SECONDS * (1 + len(trainings))
+    limit += len(trainings) * args.steps * TASKS[args.task].step_limit
     try:
         ranks.run(
             train_all,
             RANKS,
-            {"trainings": details, "steps": args.steps, "interface": testbed.interface},
-            deadline=args.timeout,
+            {
+                "task": args.task,
+                "trainings": details,
+                "steps": args.steps,
+                "learning_rate": args.learning_rate,
+                "interface": testbed.interface,
+            },
+            deadline=args.timeout or limit,
             on_message=receive,
             hosts=testbed.hosts,
         )
@@ -148,10 +200,13 @@ def run_all(testbed: Testbed, args: argparse.Namespace) -> dict[str, list[Run]]:
 def announce(testbed: Testbed, args: argparse.Namespace) -> None:
     """Say what will be compared, and how."""
     own = " ".join(f"{name}={value}" for name, value in gflow_environment().items())
+    task = TASKS[args.task]
+    recipe = task.recipe.format(steps=args.steps, learning_rate=args.learning_rate)
+    if args.learning_rate != task.learning_rate:
+        recipe += f" (learning rate {args.learning_rate:g})"
     print(
-        f"Comparing {', '.join(method.label for method in args.methods)}: a CNN on handwritten "
-        f"digits,\nplain DDP, AdamW with torch's defaults, {args.steps} steps with a cosine, the "
-        f"same seeds ({args.seeds}) and data.\n{testbed.note}\n"
+        f"Comparing {', '.join(method.label for method in args.methods)}: {task.summary},\n"
+        f"plain DDP, {recipe}, the same seeds ({args.seeds}) and data.\n{testbed.note}\n"
         f"gflow's settings: {own or 'its defaults'}\n",
         flush=True,
     )
@@ -176,22 +231,28 @@ def show(
     runs: dict[str, list[Run]], testbed: Testbed, share_of_others: float, args: argparse.Namespace
 ) -> None:
     """Print and draw what was measured."""
+    task = TASKS[args.task]
     targets = targets_of(next(iter(runs.values())))
     results = {key: Result.of(of_method, targets) for key, of_method in runs.items()}
     print(f"\n{report.result_table(results)}\n")
-    print(f"{report.how_it_was_measured(results, args.seeds, testbed.interface)}\n")
+    explained = report.how_it_was_measured(
+        results, args.seeds, task.evaluation_steps, testbed.interface
+    )
+    print(f"{explained}\n")
     for sentence in report.conclusions(results):
         print(sentence)
     if "gflow" in results:
         print(report.own_count(results["gflow"].counters))
     print(report.trust(share_of_others))
-    plot.draw(runs, results, testbed.title, share_of_others, args.out)
+    plot.draw(runs, results, task, testbed.title, share_of_others, args.out)
     print(f"Plot: {args.out}")
     if args.json is not None:
         document = {
+            "task": args.task,
             "place": testbed.title,
             "steps": args.steps,
             "seeds": args.seeds,
+            "learning_rate": args.learning_rate,
             "share_of_other_programs": share_of_others,
             "environment": gflow_environment(),
             "results": {key: asdict(result) for key, result in results.items()},
@@ -204,7 +265,8 @@ def show(
 def main() -> int:
     """Run the demo; returns the exit code."""
     args = parse_args()
-    missing = [name for module, name in PACKAGES.items() if not find_spec(module)]
+    task = TASKS[args.task]
+    missing = task.missing_packages()
     if missing:
         print(
             f"The demo needs {', '.join(missing)}: `make demo` installs all it needs, "
@@ -225,7 +287,7 @@ def main() -> int:
         except ranks.RanksFailed as failure:
             print(
                 f"A training failed:\n{failure}\n\nTo see it without the demo:  torchrun "
-                f"--standalone --nproc-per-node {RANKS} examples/train_digits.py\n"
+                f"--standalone --nproc-per-node {RANKS} examples/{task.example}\n"
                 "To see whether gflow is well:  gflow doctor\n"
                 "On a slow machine:  fewer --steps, or a larger --timeout.",
                 file=sys.stderr,

@@ -14,12 +14,14 @@ from typing import Any
 from comparison.methods import METHODS
 from comparison.processors import QUIET_SHARE
 from comparison.runs import TOLERANCE, Result, Run
+from comparison.tasks import Task
 
 
 def draw(
     runs: Mapping[str, Sequence[Run]],
     results: Mapping[str, Result],
-    title: str,
+    task: Task,
+    place: str,
     share_of_others: float,
     path: Path,
 ) -> None:
@@ -49,7 +51,7 @@ def draw(
         _draw_bars(figure.add_subplot(grid[0, 2]), times, f"Time to {first}'s loss", "s")
         sizes = {key: result.sent_bytes / 1e6 for key, result in results.items()}
         _draw_bars(figure.add_subplot(grid[1, 2]), sizes, "Sent per step by each rank", "MB")
-        figure.suptitle("\n".join(_headline(runs, results, title)), fontsize=13)
+        figure.suptitle("\n".join(_headline(runs, results, task, place)), fontsize=13)
         if share_of_others > QUIET_SHARE:
             warning = f"The times are rough: other programs took {share_of_others:.0%} meanwhile."
             figure.supxlabel(warning, fontsize=10, color="#a50f15")
@@ -57,10 +59,10 @@ def draw(
 
 
 def _headline(
-    runs: Mapping[str, Sequence[Run]], results: Mapping[str, Result], title: str
+    runs: Mapping[str, Sequence[Run]], results: Mapping[str, Result], task: Task, place: str
 ) -> list[str]:
     steps = next(iter(runs.values()))[0].curve[-1]["step"]
-    where = f"{title}: a CNN on handwritten digits, {steps:.0f} steps"
+    where = f"{place}: {task.summary}, {steps:.0f} steps"
     if not {"gloo", "gflow"} <= results.keys():
         return [where]
     gloo, gflow = results["gloo"], results["gflow"]

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from comparison.methods import METHODS
 from comparison.processors import QUIET_SHARE
 from comparison.runs import TOLERANCE, Result
-from comparison.training import EVALUATION_STEPS
 from gflow.bench.table import render
 
 
@@ -35,7 +34,9 @@ def result_table(results: Mapping[str, Result]) -> str:
     return render(header, rows)
 
 
-def how_it_was_measured(results: Mapping[str, Result], seeds: int, interface: str) -> str:
+def how_it_was_measured(
+    results: Mapping[str, Result], seeds: int, evaluation_steps: int, interface: str
+) -> str:
     """Explains the columns."""
     sender = "a host" if interface != "lo" else "the loopback interface, shared among the ranks,"
     first = METHODS[next(iter(results))].label
@@ -45,7 +46,7 @@ def how_it_was_measured(results: Mapping[str, Result], seeds: int, interface: st
             f"{TOLERANCE:.0%}: so it is as good a model,",
             "            and the chance by which two trainings differ that round differently does "
             "not decide",
-            f"s:          seconds of training, evaluations (every {EVALUATION_STEPS} steps) not "
+            f"s:          seconds of training, evaluations (every {evaluation_steps} steps) not "
             "counted",
             f"ms, MB:     median over the second half of the steps; MB: all that {sender} sent",
             f"loss, acc.: after the last step, mean (least..most) over the seeds ({seeds})",

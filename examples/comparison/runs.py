@@ -29,6 +29,7 @@ class Run:
         sent_bytes: what each rank sent in each of these steps.
         parameters: of the network.
         counters: by gflow's own count, per step of the first rank.
+        sent_as: what gflow sent gradients as at the end.
     """
 
     method: str
@@ -38,6 +39,7 @@ class Run:
     sent_bytes: list[float]
     parameters: int
     counters: dict[str, float]
+    sent_as: str | None = None
 
     @classmethod
     def of(cls, measured: Mapping[str, Any], senders: int) -> Run:

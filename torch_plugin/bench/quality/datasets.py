@@ -25,9 +25,6 @@ class Text:
     They are read where Python is installed, so the text depends on its version.
     """
 
-    _BATCH = 8
-    _CONTEXT = 32
-    _HELD_OUT_PIECES = 2560
     #: One file in this many is held out.
     _HELD_OUT = 10
     #: Folders that hold what was installed later, or is not installed everywhere.
@@ -35,7 +32,15 @@ class Text:
     #: Printable ASCII; every other character is shown as the first.
     _FIRST, _CHARACTERS = 31, 96
 
-    def __init__(self) -> None:
+    def __init__(self, batch: int = 8, context: int = 32, held_out: int = 2560) -> None:
+        """Read the text.
+
+        Args:
+            batch: pieces of the text in a sample.
+            context: characters in a piece.
+            held_out: pieces, from all of the text that is held out.
+        """
+        self._batch, self._context = batch, context
         folder = Path(sysconfig.get_paths()["stdlib"])
         found = sorted([*folder.glob("*.py"), *folder.glob("*/*.py")])
         sources = [path for path in found if path.parent.name not in self._NOT_PART]
@@ -43,25 +48,25 @@ class Text:
             [path for n, path in enumerate(sources) if n % self._HELD_OUT],
             sources[:: self._HELD_OUT],
         )
-        last = len(other) - self._CONTEXT - 1
-        starts = torch.linspace(0, last, self._HELD_OUT_PIECES, dtype=torch.float64).long()
+        last = len(other) - context - 1
+        starts = torch.linspace(0, last, held_out, dtype=torch.float64).long()
         self.held_out = self._pieces(other, starts)
 
-    def network(self) -> CharacterGPT:
+    def network(self, width: int = 64, layers: int = 2, heads: int = 4) -> CharacterGPT:
         """A new network."""
-        return CharacterGPT(self._CHARACTERS, self._CONTEXT, width=64, layers=2, heads=4)
+        return CharacterGPT(self._CHARACTERS, self._context, width, layers, heads)
 
     def batches(self, seed: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Pieces of the text, from anywhere in it."""
         generator = _generator(seed, rank)
-        end = len(self._text) - self._CONTEXT
+        end = len(self._text) - self._context
         while True:
-            starts = torch.randint(end, (self._BATCH,), generator=generator)
+            starts = torch.randint(end, (self._batch,), generator=generator)
             yield self._pieces(self._text, starts)
 
     def _pieces(self, text: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
         """Pieces of the text, and what follows each of their characters."""
-        characters = text[starts.unsqueeze(1) + torch.arange(self._CONTEXT + 1)].long()
+        characters = text[starts.unsqueeze(1) + torch.arange(self._context + 1)].long()
         return characters[:, :-1], characters[:, 1:]
 
     def _read(self, trained_on: Sequence[Path], held_out: Sequence[Path]) -> tuple[Tensor, Tensor]:
@@ -83,9 +88,9 @@ class Words(Text):
     _WORDS = 2048
     _WORD = re.compile(r"\w+|\s+|[^\w\s]")
 
-    def network(self) -> CharacterGPT:
+    def network(self, width: int = 64, layers: int = 2, heads: int = 4) -> CharacterGPT:
         """A new network."""
-        return CharacterGPT(self._WORDS, self._CONTEXT, width=64, layers=2, heads=4)
+        return CharacterGPT(self._WORDS, self._context, width, layers, heads)
 
     def _read(self, trained_on: Sequence[Path], held_out: Sequence[Path]) -> tuple[Tensor, Tensor]:
         words = self._words(trained_on)
@@ -124,9 +129,9 @@ class Digits:
         shown = images[held_out].repeat(self._VIEWS, 1, 1, 1)
         self.held_out = self._disturbed(shown, generator), labels[held_out].repeat(self._VIEWS)
 
-    def network(self) -> DigitsCNN:
+    def network(self, hidden: int = 64) -> DigitsCNN:
         """A new network."""
-        return DigitsCNN(channels=(16, 32, 64), hidden=64)
+        return DigitsCNN(channels=(16, 32, 64), hidden=hidden)
 
     def batches(self, seed: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Any of the images, each time shifted and disturbed anew."""
@@ -149,40 +154,48 @@ class Digits:
 class Shapes:
     """Which of ten shapes is it? Images of 16 x 16 pixels, drawn at random without end.
 
-    A shape is a smooth pattern of 8 x 8 pixels. An image has one anywhere, at any strength, and the
-    half of another one somewhere over it, and noise.
+    A shape is a smooth pattern, by default of 8 x 8 pixels. An image has one anywhere, at any
+    strength, and the half of another one somewhere over it, and noise.
     """
 
-    _CLASSES = 10
-    _SIZE, _SHAPE = 16, 8
-    _HELD_OUT = 4000
-    _BATCH = 16
-    _NOISE = 0.5
+    CLASSES = 10
+    _SIZE = 16
 
-    def __init__(self) -> None:
+    def __init__(
+        self, batch: int = 16, shape: int = 8, noise: float = 0.5, held_out: int = 4000
+    ) -> None:
+        """Make up the shapes, and what is held out.
+
+        Args:
+            batch: images in a sample.
+            shape: the height and width of a shape: the larger, the easier it is found.
+            noise: the standard deviation of a pixel's.
+            held_out: images.
+        """
+        self._batch, self._shape, self._noise = batch, shape, noise
         generator = torch.Generator().manual_seed(0)
-        coarse = torch.randn(self._CLASSES, 1, 4, 4, generator=generator)
-        smooth = functional.interpolate(
-            coarse, self._SHAPE, mode="bilinear", align_corners=True
-        ).squeeze(1)
+        coarse = torch.randn(self.CLASSES, 1, 4, 4, generator=generator)
+        smooth = functional.interpolate(coarse, shape, mode="bilinear", align_corners=True).squeeze(
+            1
+        )
         smooth = smooth - smooth.mean((1, 2), keepdim=True)
         self._shapes = smooth / smooth.std((1, 2), keepdim=True)
-        self.held_out = self._draw(self._HELD_OUT, generator)
+        self.held_out = self._draw(held_out, generator)
 
     def network(self) -> SmallViT:
         """A new network."""
-        return SmallViT(self._CLASSES)
+        return SmallViT(self.CLASSES)
 
     def batches(self, seed: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
         """New images."""
         generator = _generator(seed, rank)
         while True:
-            yield self._draw(self._BATCH, generator)
+            yield self._draw(self._batch, generator)
 
     def _draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        labels = torch.randint(self._CLASSES, (count,), generator=generator)
-        others = torch.randint(self._CLASSES, (count,), generator=generator)
-        images = self._NOISE * torch.randn(count, self._SIZE, self._SIZE, generator=generator)
+        labels = torch.randint(self.CLASSES, (count,), generator=generator)
+        others = torch.randint(self.CLASSES, (count,), generator=generator)
+        images = self._noise * torch.randn(count, self._SIZE, self._SIZE, generator=generator)
         for which, weakest, strongest in ((labels, 0.6, 1.2), (others, 0.3, 0.6)):
             strength = torch.rand(count, 1, 1, generator=generator) * (strongest - weakest)
             self._place(images, self._shapes[which] * (strength + weakest), generator)
@@ -191,10 +204,10 @@ class Shapes:
     def _place(self, images: Tensor, shapes: Tensor, generator: torch.Generator) -> None:
         """Add a shape to each image, anywhere where it fits in whole."""
         corners = torch.randint(
-            self._SIZE - self._SHAPE + 1, (2, len(images), 1, 1), generator=generator
+            self._SIZE - self._shape + 1, (2, len(images), 1, 1), generator=generator
         )
-        rows = corners[0] + torch.arange(self._SHAPE).view(1, -1, 1)
-        columns = corners[1] + torch.arange(self._SHAPE).view(1, 1, -1)
+        rows = corners[0] + torch.arange(self._shape).view(1, -1, 1)
+        columns = corners[1] + torch.arange(self._shape).view(1, 1, -1)
         images[torch.arange(len(images)).view(-1, 1, 1), rows, columns] += shapes
 
 

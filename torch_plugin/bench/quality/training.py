@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gflow.bench.groups import gflow_warnings
+from gflow.bench.quality.evaluation import evaluate, mean_loss
 from gflow.bench.quality.runs import Run
 from gflow.bench.quality.tasks import TASKS, Dataset
 from gflow.launch.rank import Rank
@@ -23,7 +24,6 @@ from gflow.registration import register
 
 #: A training is evaluated so often, besides before its first step; a short one less often.
 _EVALUATIONS = 10
-_EVALUATION_BATCH = 128
 #: The learning rate rises for so many steps, but for no more than this part of them, and falls to
 #: this part of its maximum.
 _RISING_STEPS, _MAX_RISING_PART = 100, 0.05
@@ -31,7 +31,7 @@ _LEAST_RATE = 0.1
 #: More often than audits end.
 _AUDITS_READ_EVERY = 100
 #: Norm of the gradient above which it is clipped.
-_CLIP = 1.0
+CLIP = 1.0
 
 
 def measure(rank: Rank, runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -115,32 +115,10 @@ class _Training:
         )
 
     def evaluate(self, step: int) -> None:
-        """Add a point to the curve; each rank evaluates a part of what is held out."""
-        import torch
-        import torch.distributed as dist
-
-        # What layers count while they train, only the first rank has for all.
-        for buffer in self.network.buffers():
-            dist.broadcast(buffer, 0)
-        inputs, expected = (
-            part.tensor_split(self.rank.world)[self.rank.number] for part in self.dataset.held_out
-        )
-        sums = torch.zeros(3, dtype=torch.float64)
-        self.network.eval()
-        with torch.no_grad():
-            for some, wanted in zip(
-                inputs.split(_EVALUATION_BATCH), expected.split(_EVALUATION_BATCH), strict=True
-            ):
-                outputs = self.network(some)
-                right = outputs.argmax(dim=-1) == wanted
-                loss = _loss(outputs, wanted) * wanted.numel()
-                sums += torch.tensor([float(loss), float(right.sum()), wanted.numel()])
-        self.network.train()
-        # It also lets no rank start the next step early, which would make that look short.
-        dist.all_reduce(sums)
-        loss, right, count = sums.tolist()
+        """Add a point to the curve."""
+        loss, accuracy = evaluate(self.rank, self.network, self.dataset.held_out)
         point = {"step": step, "seconds": sum(self.seconds)}
-        self.curve.append(point | {"loss": loss / count, "accuracy": right / count})
+        self.curve.append(point | {"loss": loss, "accuracy": accuracy})
         if self.rank.number == 0:
             self.rank.tell({"step": {"of": self.run.label} | self.curve[-1]})
 
@@ -169,9 +147,9 @@ def _train(rank: Rank, dataset: Dataset, run: Run) -> dict[str, Any]:
             sent_when_settled = _carried_and_sent()
         inputs, expected = next(batches)
         start = time.perf_counter()
-        _loss(parallel(inputs), expected).backward()
+        mean_loss(parallel(inputs), expected).backward()
         if task.clips:
-            torch.nn.utils.clip_grad_norm_(network.parameters(), _CLIP)
+            torch.nn.utils.clip_grad_norm_(network.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
@@ -212,9 +190,3 @@ def rate_at(step: int, steps: int) -> float:
     rising = (step + 1) / max(1, min(_RISING_STEPS, _MAX_RISING_PART * steps))
     falling = (1 + math.cos(math.pi * min(1.0, step / steps))) / 2
     return min(1.0, rising) * (_LEAST_RATE + (1 - _LEAST_RATE) * falling)
-
-
-def _loss(outputs: Any, expected: Any) -> Any:
-    from torch.nn import functional
-
-    return functional.cross_entropy(outputs.flatten(0, -2), expected.flatten())
