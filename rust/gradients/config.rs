@@ -1,6 +1,7 @@
 //! How the user wants gradients to be compressed between hosts. It is the same on every rank of a group
 //! and never changes, so all ranks draw the same conclusions from it.
 
+use super::auto;
 use super::method::{MaxNoise, Method};
 use crate::codec::quantizer::{Levels, Quantizer, Stepping};
 use crate::codec::{Coding, Momentum, Schedule, Wire};
@@ -10,6 +11,10 @@ use std::fmt;
 /// DDP rebuilds its buckets after the first step, or with a static graph after the second. An exchange
 /// before that must not leave a residual: its bucket is never seen again.
 const STEPS_UNTIL_STABLE: u64 = 2;
+
+/// The noisiest method that [`Method::Auto`] takes in the warm-up. It adds no noise that could be measured
+/// (docs/codecs.md); those with more cost the most loss in the first steps of a training.
+pub const MOST_NOISE_IN_WARM_UP: Method = Method::Quantized(Levels::Int8);
 
 /// A velocity that is cleared this rarely loses a twentieth of the momentum's effect.
 const BUILD_UPS_UNTIL_OLD: f64 = 16.0;
@@ -101,12 +106,22 @@ impl CompressionConfig {
         if !can_be_compressed(element) {
             return Treatment::Exact(WhyExact::ElementType);
         }
-        let density = self.schedule.density_at(step).filter(|_| step >= STEPS_UNTIL_STABLE);
-        let Some(density) = density else { return Treatment::Exact(WhyExact::WarmUp) };
-        let method = if self.method == Method::Auto { chosen } else { self.method };
+        let is_warming_up = step < self.schedule.warmup_steps;
+        let is_exact = is_warming_up && (self.method != Method::Auto || chosen == Method::Exact);
+        if is_exact || step < STEPS_UNTIL_STABLE {
+            return Treatment::Exact(WhyExact::WarmUp);
+        }
+        let method = match (self.method, is_warming_up) {
+            (Method::Auto, true) => auto::less_noisy(chosen, MOST_NOISE_IN_WARM_UP),
+            (Method::Auto, false) => chosen,
+            (method, _) => method,
+        };
         match method {
             Method::Exact | Method::Auto => Treatment::Exact(WhyExact::Method),
-            Method::Chunks => Treatment::Compressed(Coding::Chunks { density, wire: self.wire }),
+            Method::Chunks => {
+                let density = self.schedule.density_at(step).unwrap_or(1.0);
+                Treatment::Compressed(Coding::Chunks { density, wire: self.wire })
+            }
             Method::Rounded(wire) => Treatment::Compressed(Coding::Chunks { density: 1.0, wire }),
             Method::Quantized(levels) => {
                 Treatment::Compressed(Coding::Quantized(quantizer(levels, stepping)))
@@ -124,9 +139,15 @@ impl CompressionConfig {
     pub fn follows_sizes(&self) -> bool {
         match self.method {
             Method::Quantized(levels) => quantizer(levels, None).uses_sizes,
-            // Most that it may choose need them. Sizes that start late cost some noise.
+            // Only from the first choice that compresses on: most jobs that stay exact need none.
             _ => false,
         }
+    }
+
+    /// Whether they are followed at this step although what it is sent as does not need them: a job that
+    /// compresses already in the warm-up may well take a method that does after it.
+    pub fn follows_sizes_ahead(&self, step: u64) -> bool {
+        self.method == Method::Auto && step < self.schedule.warmup_steps
     }
 
     /// Whether a chunk that is sent loses its velocity (momentum factor masking). A velocity needs some
@@ -186,6 +207,35 @@ impl CompressionConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What a bucket is sent as at this step with this method.
+    fn sent_as(method: Method, step: u64, chosen: Method) -> &'static str {
+        let schedule = Schedule { density: 0.1, warmup_steps: 100, ramp_steps: 0 };
+        let config = CompressionConfig::sample(method, schedule);
+        match config.treatment(step, Element::F32, Some(Stepping::Normalized), chosen) {
+            Treatment::Compressed(coding) => coding.name(),
+            Treatment::Exact(_) => "exact",
+        }
+    }
+
+    #[test]
+    fn auto_adds_no_noise_in_the_warm_up_and_all_else_is_exact_there() {
+        let int3 = Method::Quantized(Levels::Int3);
+        for (step, chosen, expected) in [
+            (1, int3, "exact"),
+            (2, int3, "int8"),
+            (99, int3, "int8"),
+            (99, Method::Rounded(Wire::F16), "fp16"),
+            (99, Method::Exact, "exact"),
+            (100, int3, "int3"),
+        ] {
+            assert_eq!(sent_as(Method::Auto, step, chosen), expected, "{chosen} at {step}");
+        }
+        for method in [int3, Method::Rounded(Wire::F16), Method::Chunks] {
+            assert_eq!(sent_as(method, 99, Method::Exact), "exact");
+            assert_eq!(sent_as(method, 100, Method::Exact), method.to_string());
+        }
+    }
 
     #[test]
     fn a_velocity_is_cleared_only_where_it_is_much_older_than_it_takes_to_build_up() {

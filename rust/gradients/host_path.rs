@@ -15,6 +15,7 @@ use super::state_buffer::{Location, StateBuffer};
 use super::two_legs::{QuantizedShard, TwoLegs};
 use crate::codec::quantizer::{Quantizer, follow};
 use crate::codec::{Coding, Gradient, Momentum, Wire, add_velocity};
+use crate::collective::agreement::AgreedBucket;
 use crate::collective::hierarchical;
 use crate::collective::span::Span;
 use crate::observe::gradient_counters::Stage;
@@ -39,6 +40,7 @@ pub struct HostPath {
 struct CarriedShard<'a> {
     index: usize,
     number: u32,
+    step: u64,
     density: f64,
     shard: &'a mut Shard,
 }
@@ -47,8 +49,9 @@ fn carried_shards(buckets: &mut [FusedBucket]) -> Vec<CarriedShard<'_>> {
     let buckets = buckets.iter_mut().enumerate();
     buckets
         .filter_map(|(index, fused)| {
-            let (number, density) = (fused.agreed.number, fused.coding.density());
-            fused.shard.as_mut().map(|shard| CarriedShard { index, number, density, shard })
+            let AgreedBucket { number, step, .. } = fused.agreed;
+            let density = fused.coding.density();
+            fused.shard.as_mut().map(|shard| CarriedShard { index, number, step, density, shard })
         })
         .collect()
 }
@@ -168,7 +171,7 @@ impl ExchangePath for HostPath {
         plan: ExchangePlan,
     ) -> Result<u64, ExchangeFailure> {
         let wire = match plan.coding {
-            Coding::Quantized(_) => return self.receive_quantized(context, buckets),
+            Coding::Quantized(_) => return self.receive_quantized(context, buckets, plan),
             Coding::Chunks { wire, .. } => wire,
         };
         let HostPath { courier: Some(courier), pool, .. } = self else { return Ok(0) };
@@ -244,13 +247,13 @@ impl HostPath {
         let ExchangeContext { store, counters, deadline, .. } = context;
         let mut sending = two_legs.start(quantizer, *deadline);
         counters.time(Stage::Pack, || {
-            for CarriedShard { index, number, shard, .. } in shards.iter_mut() {
+            for CarriedShard { index, number, step, shard, .. } in shards.iter_mut() {
                 let bucket = store.entry(*number);
                 bucket.begin_change(remembered).map_err(moved_from_device)?;
                 let needed = Needed {
                     elements: shard.elements(),
                     residual: true,
-                    sizes: quantizer.uses_sizes,
+                    sizes: plan.follows_sizes(*step),
                     momentum: plan.momentum,
                     location: &Location::Host,
                     limit,
@@ -273,6 +276,7 @@ impl HostPath {
         &mut self,
         context: &mut ExchangeContext,
         buckets: &mut [FusedBucket],
+        plan: ExchangePlan,
     ) -> Result<u64, ExchangeFailure> {
         let HostPath { two_legs: Some(two_legs), .. } = self else { return Ok(0) };
         let ExchangeContext { fabric, store, counters, link, .. } = context;
@@ -304,9 +308,9 @@ impl HostPath {
             }
         }
         for bucket in buckets {
-            let Coding::Quantized(Quantizer { uses_sizes: true, .. }) = bucket.coding else {
+            if !plan.follows_sizes(bucket.agreed.step) {
                 continue;
-            };
+            }
             let Some(shard) = &bucket.shard else { continue };
             let (span, element, step) = (shard.span, shard.element, bucket.agreed.step);
             let kept = store.entry(bucket.agreed.number);
@@ -328,7 +332,7 @@ impl HostPath {
         let ExchangePlan { config, momentum, .. } = plan;
         let start = Instant::now();
         let mut parcel = pool.take(wire, *deadline);
-        for CarriedShard { index, number, density, shard } in shards {
+        for CarriedShard { index, number, density, shard, .. } in shards {
             let clears = momentum.is_some_and(|by| config.clears_velocity(*density, by));
             let mut state = state_on_host(store.entry(*number))?;
             for (range, scale) in shard.selected() {

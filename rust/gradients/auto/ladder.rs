@@ -47,6 +47,11 @@ pub fn index_of(method: Method) -> usize {
     LADDER.iter().position(|one| *one == method).unwrap_or(0)
 }
 
+/// Of two methods, the one that adds less noise.
+pub fn less_noisy(one: Method, other: Method) -> Method {
+    LADDER[index_of(one).min(index_of(other))]
+}
+
 /// Bits on the wire for each element of a gradient that has `bits` itself.
 pub fn bits_on_wire(method: Method, bits: f64) -> f64 {
     match method {

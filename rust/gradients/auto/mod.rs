@@ -5,9 +5,9 @@
 //! the steps. So the group takes the method with the least *predicted step time × (1 + q)*, and never one
 //! that saves no time.
 //!
-//! While gradients are exact, every rank measures its steps, its buckets and its link. At a step that all
-//! ranks know they tell each other what they measured and draw the same conclusion. After that they look
-//! again every few hundred steps. A change that has not paid off is taken back, and not tried again for
+//! The first steps are exact, and every rank measures its steps, its buckets and its link. At a step that all
+//! ranks know they tell each other what they measured and draw the same conclusion. They look again at the
+//! end of the warm-up, until which only methods that add no noise are taken, and every few hundred steps. A change that has not paid off is taken back, and not tried again for
 //! some time. Whether it has, is measured: a step now, against one before it, corrected by what has changed
 //! meanwhile (the link may have become slower, and then all steps take longer).
 //!
@@ -27,13 +27,14 @@ mod step_count;
 
 pub use measuring::{LinkMeter, MeteredBucket};
 
+use super::config::MOST_NOISE_IN_WARM_UP;
 use super::method::{MaxNoise, Method};
 use crate::collective::agreement::AgreedBucket;
 use crate::collective::fabric::Fabric;
 use crate::observe::overlap::OverlapTimer;
 use crate::transport::Failure;
-pub use ladder::most_noise;
 use ladder::{EXPECTED_NOISE, LADDER, index_of, last};
+pub use ladder::{less_noisy, most_noise};
 use measuring::{Sample, combine};
 use prediction::Measure;
 use std::collections::BTreeMap;
@@ -63,6 +64,8 @@ pub struct Auto {
     max_noise: MaxNoise,
     /// Those of this group, by which all of this is timed.
     steps: StepCount,
+    /// How many of them are left of the warm-up.
+    warm_up_left: u64,
     /// By method: the step before which it is not chosen.
     barred_until: [u64; LADDER.len()],
     /// By method: the noise to count with, as expected until an audit has found another.
@@ -134,6 +137,7 @@ impl Auto {
         Auto {
             max_noise,
             steps: StepCount::default(),
+            warm_up_left: 0,
             barred_until: [0; LADDER.len()],
             noise: EXPECTED_NOISE,
             now: 0,
@@ -175,16 +179,26 @@ impl Auto {
     }
 
     fn is_allowed(&self, method: usize) -> bool {
-        method <= last(self.max_noise) && self.barred_until[method] <= self.steps.now()
+        let last = match self.warm_up_left {
+            0 => last(self.max_noise),
+            _ => last(self.max_noise).min(index_of(MOST_NOISE_IN_WARM_UP)),
+        };
+        method <= last && self.barred_until[method] <= self.steps.now()
+    }
+
+    /// The next choice is made after so many steps, but not later than at the end of the warm-up.
+    fn look_again_after(&mut self, steps: u64) {
+        let left = if self.warm_up_left > 0 { self.warm_up_left } else { u64::MAX };
+        self.next = Some(self.steps.now() + steps.min(left));
     }
 
     /// Whether a choice is due before this bucket is exchanged. It is asked once for every bucket, and all
-    /// ranks get the same answer. `warmup_steps` of a bucket are exact.
+    /// ranks get the same answer. A bucket is warming up for `warmup_steps`.
     pub fn is_due(&mut self, bucket: &AgreedBucket, warmup_steps: u64) -> bool {
         self.steps.note(bucket.number);
+        self.warm_up_left = warmup_steps.saturating_sub(bucket.step);
         let now = self.steps.now();
-        let first = || now + warmup_steps.saturating_sub(bucket.step).max(STEPS_TO_MEASURE);
-        now >= *self.next.get_or_insert_with(first)
+        now >= *self.next.get_or_insert(now + STEPS_TO_MEASURE)
     }
 
     /// Chooses with all other ranks, before the collective with this number. Returns what to tell the
@@ -214,23 +228,22 @@ impl Auto {
     /// The choice, from numbers that all ranks share. `audited` is the noise that audits have found of the
     /// method in use since the last choice.
     fn decide(&mut self, measure: &Measure, audited: Option<f64>) -> Option<Choice> {
-        let step = self.steps.now();
         let before = self.now;
         if let Some(noise) = audited {
             self.noise[before] = noise;
         }
         if most_noise(&LADDER[before].to_string()).is_some_and(|most| self.noise[before] > most) {
-            self.next = Some(step + STEPS_BETWEEN);
+            self.look_again_after(STEPS_BETWEEN);
             let noise = std::mem::replace(&mut self.noise[before], EXPECTED_NOISE[before]);
             self.step_up();
             return Some(self.choice(measure, Why::TooNoisy { before: LADDER[before], noise }));
         }
         if measure.step == 0.0 || measure.buckets.is_empty() {
             // Nothing was measured: the job has not trained since the last choice.
-            self.next = Some(step + STEPS_TO_MEASURE);
+            self.look_again_after(STEPS_TO_MEASURE);
             return None;
         }
-        self.next = Some(step + STEPS_BETWEEN);
+        self.look_again_after(STEPS_BETWEEN);
         let cost = measure.step * (1.0 + self.noise[before]);
         let best = measure.choose(before, &self.noise, |method| self.is_allowed(method));
         // What would be left anyway needs no reason to be taken back.
@@ -247,7 +260,7 @@ impl Auto {
         if self.now != before {
             let predicted_cost = measure.cost(before, &self.noise);
             self.last_change = Some(Change { from: before, cost, predicted_cost });
-            self.next = Some(step + STEPS_AFTER_CHANGE);
+            self.look_again_after(STEPS_AFTER_CHANGE);
         }
         (is_first || self.now != before).then(|| self.choice(measure, Why::LeastCost))
     }
@@ -371,9 +384,18 @@ mod tests {
     }
 
     #[test]
-    fn the_first_choice_comes_after_the_warm_up_and_after_enough_steps() {
+    fn the_first_choice_comes_after_enough_steps_and_one_more_after_the_warm_up() {
         let mut fresh = auto(MaxNoise::Low);
+        assert!(!is_due(&mut fresh, 19) && is_due(&mut fresh, 20));
+        let slow = measure(1.0, 1.09);
+        let chosen = fresh.decide(&slow, None).unwrap();
+        assert_eq!(chosen.method, MOST_NOISE_IN_WARM_UP);
+        assert!(!is_due(&mut fresh, 79) && is_due(&mut fresh, 80));
+        fresh.decide(&Measure { step: chosen.chosen_step, ..slow.clone() }, None);
+        assert_eq!(fresh.method(), MOST_NOISE_IN_WARM_UP);
         assert!(!is_due(&mut fresh, 99) && is_due(&mut fresh, 100));
+        fresh.decide(&Measure { step: chosen.chosen_step, ..slow }, None).unwrap();
+        assert!(fresh.now > index_of(MOST_NOISE_IN_WARM_UP));
         let mut resumed = Auto::new(MaxNoise::Low, false);
         let bucket = |step| AgreedBucket { number: 1, step, on_all_ranks: true, stepping: None };
         assert!((5000..5020).all(|step| !resumed.is_due(&bucket(step), 100)));
@@ -384,7 +406,9 @@ mod tests {
     fn a_loaded_state_of_earlier_steps_does_not_stop_the_choices() {
         let mut auto = auto(MaxNoise::Low);
         let measure = measure(1.0, 1.09);
-        decide(&mut auto, &measure, 5000).unwrap();
+        for step in [20, 320, 5000] {
+            decide(&mut auto, &measure, step);
+        }
         auto.set_method(Method::Exact);
         let loaded = |step| AgreedBucket { number: 9, step, on_all_ranks: true, stepping: None };
         let due = (200..).find(|step| auto.is_due(&loaded(*step), 100));
@@ -474,6 +498,7 @@ mod tests {
     #[test]
     fn a_method_that_adds_too_much_noise_gives_way_to_one_that_may_be_chosen() {
         let mut auto = auto(MaxNoise::Low);
+        is_due(&mut auto, 200);
         auto.set_method(Method::Quantized(Levels::Quinary));
         auto.bar(index_of(Method::Quantized(Levels::Int3)));
         let told = auto.decide(&measure(1.0, 0.5), Some(1.0)).unwrap();

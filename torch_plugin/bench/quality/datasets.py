@@ -81,7 +81,7 @@ class Text:
 class Words(Text):
     """Which word comes next? The same text, cut into words, gaps and signs.
 
-    Most words of a vocabulary are rare: the rows of its embedding have a gradient now and then only.
+    Most words of a vocabulary are rare: the rows of its embedding seldom have a gradient.
     """
 
     #: The most frequent words; all others are shown as the first number.
