@@ -131,9 +131,12 @@ impl Quantizer {
     ) {
         let mut block = Block::new(self, gradient.len(), sizes, workspace);
         block.is_for(gradient);
-        match block.decode(bytes) {
-            Ok(numbers) => floats::store(gradient, numbers),
-            Err(poison) => super::fill(gradient, poison),
+        let decoded = match gradient {
+            Gradient::F32(out) => block.decode_into(bytes, out),
+            _ => block.decode(bytes).map(|numbers| floats::store(gradient, numbers)),
+        };
+        if let Err(poison) = decoded {
+            super::fill(gradient, poison);
         }
     }
 

@@ -110,33 +110,62 @@ pub fn rescale(sizes: &mut [u16], factor: f32) {
     }
 }
 
-/// Fills in the step of each element of a block: its size, with a floor. All are 1 if the sizes are
-/// empty or zero; then it returns false.
-#[inline(always)]
-pub fn steps(sizes: &[u16], count: usize, steps: &mut [f32; BLOCK]) -> bool {
-    if sizes.is_empty() {
-        steps.fill(1.0);
-        return false;
+/// The step of each element of a block: what a multiple of its level is multiplied by.
+pub trait Steps {
+    /// Those of the elements from `part * LANES` on.
+    fn part(&self, part: usize) -> [f32; LANES];
+}
+
+/// All steps are 1.
+pub struct EqualSteps;
+
+impl Steps for EqualSteps {
+    #[inline(always)]
+    fn part(&self, _: usize) -> [f32; LANES] {
+        [1.0; LANES]
     }
-    let mut padded = [0; BLOCK];
-    let sizes: &[u16; BLOCK] = sizes.try_into().unwrap_or_else(|_| {
-        padded[..sizes.len()].copy_from_slice(sizes);
-        &padded
-    });
+}
+
+/// Each element's step is its size, with a floor.
+pub struct SizedSteps<'a> {
+    sizes: &'a [u16; BLOCK],
+    floor: f32,
+}
+
+impl Steps for SizedSteps<'_> {
+    #[inline(always)]
+    fn part(&self, part: usize) -> [f32; LANES] {
+        let mut steps = [0.0; LANES];
+        for (step, size) in steps.iter_mut().zip(&self.sizes[part * LANES..][..LANES]) {
+            *step = BF16(*size).widen() + self.floor;
+        }
+        steps
+    }
+}
+
+/// The steps by the sizes of a block; `None` if they are empty or zero, so that all steps are 1. A block
+/// that is not whole is completed in `padded`.
+#[inline(always)]
+pub fn steps<'a>(sizes: &'a [u16], padded: &'a mut [u16; BLOCK]) -> Option<SizedSteps<'a>> {
+    if sizes.is_empty() {
+        return None;
+    }
+    let count = sizes.len();
+    let sizes: &'a [u16; BLOCK] = match sizes.try_into() {
+        Ok(whole) => whole,
+        Err(_) => {
+            let (own, rest) = padded.split_at_mut(count);
+            own.copy_from_slice(sizes);
+            rest.fill(0);
+            padded
+        }
+    };
     let mut lanes = [0.0; LANES];
-    for (steps, sizes) in steps.chunks_exact_mut(LANES).zip(sizes.chunks_exact(LANES)) {
+    for sizes in sizes.chunks_exact(LANES) {
         for lane in 0..LANES {
-            steps[lane] = BF16(sizes[lane]).widen();
-            lanes[lane] += steps[lane];
+            lanes[lane] += BF16(sizes[lane]).widen();
         }
     }
     let floor = floats::sum_of(&lanes) / count as f32 * FLOOR;
-    if floor < f32::MIN_POSITIVE {
-        steps.fill(1.0);
-        return false;
-    }
-    for step in steps {
-        *step += floor;
-    }
-    true
+    (floor >= f32::MIN_POSITIVE).then_some(SizedSteps { sizes, floor })
 }
