@@ -101,12 +101,7 @@ def buckets_of(
         in_order: whether the models are in the order in which they were wrapped. That
             distinguishes models that look alike and have not been trained yet.
     """
-    owners = {p._cdata: index for index, model in enumerate(models) for p in model.parameters()}
-    known: list[list[EngineBucket]] = [[] for _ in models]
-    unknown: list[EngineBucket] = []
-    for bucket in engine_buckets(backend):
-        owner = owners.get(bucket.parameter)
-        (unknown if owner is None else known[owner]).append(bucket)
+    known, unknown = _by_owner(models, backend)
     layouts = [layout_of(model) for model in models]
     all_sizes = [[_nbytes(*bucket) for bucket in layout] for layout in layouts]
     found = []
@@ -119,6 +114,40 @@ def buckets_of(
                 )
             mine = _take_run(sizes, unknown)
         found.append([Bucket(one.number, *rest) for one, rest in zip(mine, layout, strict=True)])
+    return found
+
+
+def _by_owner(
+    models: list[DistributedDataParallel], backend: Any
+) -> tuple[list[list[EngineBucket]], list[EngineBucket]]:
+    """The engine's buckets of each model, in order, and those that were not reduced yet."""
+    owners = {p._cdata: index for index, model in enumerate(models) for p in model.parameters()}
+    known: list[list[EngineBucket]] = [[] for _ in models]
+    unknown: list[EngineBucket] = []
+    for bucket in engine_buckets(backend):
+        owner = owners.get(bucket.parameter)
+        if owner is not None:
+            known[owner].append(bucket)
+        elif not bucket.parameter:
+            # Others are of models that were not given.
+            unknown.append(bucket)
+    return known, unknown
+
+
+def buckets_in_use(
+    models: list[DistributedDataParallel], backend: Any
+) -> list[tuple[int, list[torch.nn.Parameter]]]:
+    """Number and parameters of all buckets that DDP has reduced since it has laid them out."""
+    found = []
+    for model, mine in zip(models, _by_owner(models, backend)[0], strict=True):
+        layout = layout_of(model) if mine else []
+        # Gradients may be views of the buckets before, and keep them alive.
+        newest = mine[len(mine) - len(layout) :] if len(mine) >= len(layout) else []
+        if [bucket.nbytes for bucket in newest] != [_nbytes(*bucket) for bucket in layout]:
+            continue
+        parameters = list(parameters_of(model).values())
+        for bucket, (indices, *_) in zip(newest, layout, strict=True):
+            found.append((bucket.number, [parameters[index] for index in indices]))
     return found
 
 

@@ -35,12 +35,21 @@ FEEDBACK = {
     "int3": 0.5,
     "ternary-adam": 0.75,
     "ternary-sgd": 0.5,
+    # Like others of these, with other numbers.
+    "bf16": 1.0,
+    "int4": 0.5,
+    "quinary": 0.5,
 }
-FAMILIES = tuple(FEEDBACK)
+FAMILIES = ("chunks", "fp16", "int8", "int3", "ternary-adam", "ternary-sgd")
+# As arguments of tests.
+EVERY_FAMILY = [
+    pytest.param(family, marks=() if family in FAMILIES else pytest.mark.thorough)
+    for family in FEEDBACK
+]
 # Where a case is repeated: one that is summed on the wire, and one that goes in two legs.
 REPEATED = [
     pytest.param(family, marks=() if family in ("chunks", "ternary-adam") else pytest.mark.thorough)
-    for family in FAMILIES
+    for family in FEEDBACK
 ]
 LOSSLESS = tuple(family for family in FAMILIES if FEEDBACK[family] == 1.0)
 
