@@ -6,6 +6,7 @@ itself, so what DDP must deliver can be computed without DDP.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -162,6 +163,24 @@ def train(
         record.note(model)
     record.layout = layout_of(model)
     return record
+
+
+class Listener(logging.Handler):
+    """While it is entered, it hears what gflow logs: level and text of each record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[tuple[int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.heard.append((record.levelno, record.getMessage()))
+
+    def __enter__(self) -> Listener:
+        logging.getLogger("gflow").addHandler(self)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        logging.getLogger("gflow").removeHandler(self)
 
 
 def own_sum(

@@ -3,7 +3,6 @@ what was delivered and from exact gradients, which it knows."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ import gflow
 from tests.compression.jobs import (
     EVERY_FAMILY,
     SMALL_BUCKETS,
+    Listener,
     PrescribedGradients,
     gradients,
     layout_of,
@@ -30,16 +30,8 @@ AUDIT_STEPS = 10
 STEPS = 20
 
 
-class Listener(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.heard: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.heard.append(record.getMessage())
-
-    def warnings(self) -> list[str]:
-        return [text for text in self.heard if "noise" in text]
+def warnings_of_noise(listener: Listener) -> list[str]:
+    return [text for _, text in listener.heard if "noise" in text]
 
 
 def train(
@@ -55,10 +47,7 @@ def train(
         opposed: the first two ranks add so many times the same to their gradients, with opposite
             signs, so that the sum is much smaller than what each of them sends.
     """
-    listener = Listener()
-    logger = logging.getLogger("gflow")
-    logger.addHandler(listener)
-    try:
+    with Listener() as listener:
         model = DistributedDataParallel(PrescribedGradients(), **ddp_options)
         if chosen:
             gflow.load_state_dict(gflow.state_dict() | {"chosen_method": chosen})
@@ -76,7 +65,7 @@ def train(
         if opposed and rank == 0 and certificates[-1] is not None:
             # A thread brings the records of the engine.
             deadline = time.monotonic() + 30
-            while len(listener.warnings()) < 2 and time.monotonic() < deadline:
+            while len(warnings_of_noise(listener)) < 2 and time.monotonic() < deadline:
                 time.sleep(0.01)
         (bucket, *_) = gflow.state_dict(models=[model])["models"][0]["buckets"]
         return {
@@ -84,10 +73,8 @@ def train(
             "certificates": certificates,
             "layout": layout_of(model)[0],
             "shard": bucket["shard"],
-            "warnings": listener.warnings(),
+            "warnings": warnings_of_noise(listener),
         }
-    finally:
-        logger.removeHandler(listener)
 
 
 def expected(found: dict[str, Any], certificate: dict[str, Any], world: int) -> dict[str, float]:

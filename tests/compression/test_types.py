@@ -3,7 +3,6 @@ that it leaves out are named."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gflow
-from tests.compression.jobs import PrescribedGradients
+from tests.compression.jobs import Listener, PrescribedGradients
 from tests.ranks import Team
 
 TYPES = {
@@ -35,30 +34,17 @@ class Typed(nn.Module):
         )
 
 
-class Listener(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.heard: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.heard.append(record.getMessage())
-
-
 def wrap(rank: int, world: int, types: str, ddp_options: dict[str, Any]) -> tuple[str, list[str]]:
     """The error and the warnings of wrapping a model, after which the group must still work."""
-    listener = Listener()
-    logger = logging.getLogger("gflow")
-    logger.addHandler(listener)
     error = ""
-    try:
-        DistributedDataParallel(Typed(TYPES[types]), **ddp_options)
-    except ValueError as refused:
-        error = str(refused)
-    finally:
-        logger.removeHandler(listener)
+    with Listener() as listener:
+        try:
+            DistributedDataParallel(Typed(TYPES[types]), **ddp_options)
+        except ValueError as refused:
+            error = str(refused)
     DistributedDataParallel(PrescribedGradients())
     assert gflow.metrics().hosts == world
-    return error, listener.heard
+    return error, [text for _, text in listener.heard]
 
 
 @pytest.mark.parametrize("method", ["chunks", "fp16", "bf16", "int8", "ternary"])
