@@ -8,6 +8,7 @@ cannot be told apart are an error.
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,18 +137,17 @@ def _by_owner(
 
 def buckets_in_use(
     models: list[DistributedDataParallel], backend: Any
-) -> list[tuple[int, list[torch.nn.Parameter]]]:
+) -> list[tuple[int, Sequence[torch.Tensor]]]:
     """Number and parameters of all buckets that DDP has reduced since it has laid them out."""
     found = []
     for model, mine in zip(models, _by_owner(models, backend)[0], strict=True):
-        layout = layout_of(model) if mine else []
+        buckets = _compressible(model) if mine else []
+        sizes = [bucket.buffer().nbytes for bucket in buckets]
         # Gradients may be views of the buckets before, and keep them alive.
-        newest = mine[len(mine) - len(layout) :] if len(mine) >= len(layout) else []
-        if [bucket.nbytes for bucket in newest] != [_nbytes(*bucket) for bucket in layout]:
-            continue
-        parameters = list(parameters_of(model).values())
-        for bucket, (indices, *_) in zip(newest, layout, strict=True):
-            found.append((bucket.number, [parameters[index] for index in indices]))
+        newest = mine[-len(sizes) :] if sizes else []
+        if [bucket.nbytes for bucket in newest] == sizes:
+            contents = [bucket.parameters() for bucket in buckets]
+            found += [(one.number, own) for one, own in zip(newest, contents, strict=True)]
     return found
 
 
@@ -171,13 +171,20 @@ def layout_of(model: DistributedDataParallel) -> Layout:
     """Parameters, number of elements and type of each bucket that may be compressed."""
     numbers = {id(p): number for number, p in enumerate(parameters_of(model).values())}
     layout = []
-    for bucket in model.reducer._get_zeros_like_grad_buckets():
-        parameters = bucket.parameters()
-        if bucket.buffer().is_sparse or any(parameter.is_complex() for parameter in parameters):
-            continue
-        indices = [numbers[id(parameter)] for parameter in parameters]
+    for bucket in _compressible(model):
+        indices = [numbers[id(parameter)] for parameter in bucket.parameters()]
         layout.append((indices, bucket.buffer().numel(), bucket.buffer().dtype))
     return layout
+
+
+def _compressible(model: DistributedDataParallel) -> list[dist.GradBucket]:
+    """The buckets that may be compressed, with zeros for gradients."""
+    return [
+        bucket
+        for bucket in model.reducer._get_zeros_like_grad_buckets()
+        if not bucket.buffer().is_sparse
+        and not any(parameter.is_complex() for parameter in bucket.parameters())
+    ]
 
 
 def _nbytes(_: list[int], numel: int, dtype: torch.dtype) -> int:

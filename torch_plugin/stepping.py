@@ -11,7 +11,7 @@ and levels are chosen as for SGD.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ _SIZES = {"exp_avg_sq", "exp_inf", "max_exp_avg_sq", "square_avg", "sum_of_squar
 _MOMENTS = {"m", "v"}
 
 #: A bucket, by its number, and its parameters.
-Contents = tuple[int, list[torch.nn.Parameter]]
+Contents = tuple[int, Sequence[torch.Tensor]]
 
 #: How many parameter tensors each optimizer had when it was looked at.
 _seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
@@ -159,7 +159,7 @@ def _kinds_by_number() -> dict[int, set[str]]:
     return found
 
 
-def _kind_for(parameter: torch.nn.Parameter, by_number: dict[int, set[str]]) -> str:
+def _kind_for(parameter: torch.Tensor, by_number: dict[int, set[str]]) -> str:
     kinds = by_number.get(id(parameter))
     return _together(kinds) if kinds else _expected.get(parameter, "")
 

@@ -260,6 +260,25 @@ def test_an_optimizer_that_has_not_stepped_yet_is_not_known_by_another_one(
         assert used[4:] == 3 * [("ternary", "quinary")] + 3 * [("ternary", "ternary")]
 
 
+def frozen_later(rank: int, world: int) -> list[str]:
+    """What gradients are sent as, if a parameter is frozen after the model was wrapped."""
+    plain = PrescribedGradients()
+    model = DistributedDataParallel(plain, find_unused_parameters=True)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.0)
+    plain.weights[1].requires_grad_(False)
+    used = []
+    for step in range(STEPS):
+        model(gradients(rank, step)).backward()
+        optimizer.step()
+        used.append(gflow.metrics().method)
+    return used
+
+
+def test_a_parameter_that_is_frozen_later_does_no_harm(compressing: Callable[..., Team]) -> None:
+    for used in compressing(2, method="ternary").run(frozen_later):
+        assert used[-2:] == ["ternary", "ternary"]
+
+
 def wrapped_late(rank: int, world: int) -> list[str]:
     """What gradients are sent as, if the optimizer has stepped before the model was wrapped."""
     plain = PrescribedGradients()
