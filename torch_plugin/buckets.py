@@ -139,7 +139,7 @@ def buckets_in_use(
     models: list[DistributedDataParallel], backend: Any
 ) -> list[tuple[int, Sequence[torch.Tensor]]]:
     """Number and parameters of all buckets that DDP has reduced since it has laid them out."""
-    found = []
+    found: list[tuple[int, Sequence[torch.Tensor]]] = []
     for model, mine in zip(models, _by_owner(models, backend)[0], strict=True):
         buckets = _compressible(model) if mine else []
         sizes = [bucket.buffer().nbytes for bucket in buckets]
