@@ -114,10 +114,10 @@ def optimizers_of(model: torch.nn.Module, names: list[str]) -> list[torch.optim.
     ]
 
 
-def methods(rank: int, world: int, names: list[str]) -> list[str]:
-    """What gradients are sent as in each step."""
-    model = DistributedDataParallel(PrescribedGradients())
-    optimizers = optimizers_of(model, names)
+def used_by(
+    model: DistributedDataParallel, optimizers: list[torch.optim.Optimizer], rank: int
+) -> list[str]:
+    """What gradients are sent as in each step of a training."""
     used = []
     for step in range(STEPS):
         model(gradients(rank, step)).backward()
@@ -126,6 +126,12 @@ def methods(rank: int, world: int, names: list[str]) -> list[str]:
             optimizer.zero_grad()
         used.append(gflow.metrics().method)
     return used
+
+
+def methods(rank: int, world: int, names: list[str]) -> list[str]:
+    """What gradients are sent as in each step."""
+    model = DistributedDataParallel(PrescribedGradients())
+    return used_by(model, optimizers_of(model, names), rank)
 
 
 @pytest.mark.parametrize(
@@ -266,12 +272,7 @@ def frozen_later(rank: int, world: int) -> list[str]:
     model = DistributedDataParallel(plain, find_unused_parameters=True)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=0.0)
     plain.weights[1].requires_grad_(False)
-    used = []
-    for step in range(STEPS):
-        model(gradients(rank, step)).backward()
-        optimizer.step()
-        used.append(gflow.metrics().method)
-    return used
+    return used_by(model, [optimizer], rank)
 
 
 def test_a_parameter_that_is_frozen_later_does_no_harm(compressing: Callable[..., Team]) -> None:
@@ -286,12 +287,7 @@ def wrapped_late(rank: int, world: int) -> list[str]:
     plain(gradients(rank, 0)).backward()
     optimizer.step()
     model = DistributedDataParallel(plain)
-    used = []
-    for step in range(STEPS):
-        model(gradients(rank, step)).backward()
-        optimizer.step()
-        used.append(gflow.metrics().method)
-    return used
+    return used_by(model, [optimizer], rank)
 
 
 def test_an_optimizer_that_has_stepped_before_the_model_was_wrapped_is_known(
