@@ -8,6 +8,7 @@ cannot be told apart are an error.
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,12 +102,7 @@ def buckets_of(
         in_order: whether the models are in the order in which they were wrapped. That
             distinguishes models that look alike and have not been trained yet.
     """
-    owners = {p._cdata: index for index, model in enumerate(models) for p in model.parameters()}
-    known: list[list[EngineBucket]] = [[] for _ in models]
-    unknown: list[EngineBucket] = []
-    for bucket in engine_buckets(backend):
-        owner = owners.get(bucket.parameter)
-        (unknown if owner is None else known[owner]).append(bucket)
+    known, unknown = _by_owner(models, backend)
     layouts = [layout_of(model) for model in models]
     all_sizes = [[_nbytes(*bucket) for bucket in layout] for layout in layouts]
     found = []
@@ -119,6 +115,39 @@ def buckets_of(
                 )
             mine = _take_run(sizes, unknown)
         found.append([Bucket(one.number, *rest) for one, rest in zip(mine, layout, strict=True)])
+    return found
+
+
+def _by_owner(
+    models: list[DistributedDataParallel], backend: Any
+) -> tuple[list[list[EngineBucket]], list[EngineBucket]]:
+    """The engine's buckets of each model, in order, and those that were not reduced yet."""
+    owners = {p._cdata: index for index, model in enumerate(models) for p in model.parameters()}
+    known: list[list[EngineBucket]] = [[] for _ in models]
+    unknown: list[EngineBucket] = []
+    for bucket in engine_buckets(backend):
+        owner = owners.get(bucket.parameter)
+        if owner is not None:
+            known[owner].append(bucket)
+        elif not bucket.parameter:
+            # Others are of models that were not given.
+            unknown.append(bucket)
+    return known, unknown
+
+
+def buckets_in_use(
+    models: list[DistributedDataParallel], backend: Any
+) -> list[tuple[int, Sequence[torch.Tensor]]]:
+    """Number and parameters of all buckets that DDP has reduced since it has laid them out."""
+    found: list[tuple[int, Sequence[torch.Tensor]]] = []
+    for model, mine in zip(models, _by_owner(models, backend)[0], strict=True):
+        buckets = _compressible(model) if mine else []
+        sizes = [bucket.buffer().nbytes for bucket in buckets]
+        # Gradients may be views of the buckets before, and keep them alive.
+        newest = mine[-len(sizes) :] if sizes else []
+        if [bucket.nbytes for bucket in newest] == sizes:
+            contents = [bucket.parameters() for bucket in buckets]
+            found += [(one.number, own) for one, own in zip(newest, contents, strict=True)]
     return found
 
 
@@ -142,13 +171,20 @@ def layout_of(model: DistributedDataParallel) -> Layout:
     """Parameters, number of elements and type of each bucket that may be compressed."""
     numbers = {id(p): number for number, p in enumerate(parameters_of(model).values())}
     layout = []
-    for bucket in model.reducer._get_zeros_like_grad_buckets():
-        parameters = bucket.parameters()
-        if bucket.buffer().is_sparse or any(parameter.is_complex() for parameter in parameters):
-            continue
-        indices = [numbers[id(parameter)] for parameter in parameters]
+    for bucket in _compressible(model):
+        indices = [numbers[id(parameter)] for parameter in bucket.parameters()]
         layout.append((indices, bucket.buffer().numel(), bucket.buffer().dtype))
     return layout
+
+
+def _compressible(model: DistributedDataParallel) -> list[dist.GradBucket]:
+    """The buckets that may be compressed, with zeros for gradients."""
+    return [
+        bucket
+        for bucket in model.reducer._get_zeros_like_grad_buckets()
+        if not bucket.buffer().is_sparse
+        and not any(parameter.is_complex() for parameter in bucket.parameters())
+    ]
 
 
 def _nbytes(_: list[int], numel: int, dtype: torch.dtype) -> int:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
-from gflow import accelerator, comm_hooks, logs, native, stepping, unused
+from gflow import accelerator, comm_hooks, logs, native, stepping, wrapping
 from gflow.network import choose_address
 from gflow.options import Options, Settings, resolve
 from gflow.rendezvous import GroupSpec, RankInfo, gather_ranks, wait_until_connected
@@ -41,14 +41,14 @@ def create(backend_options: Any, pg_options: Options | None) -> Any:
     logs.start()
     # The Reducer asks a backend for bucket memory only if this is 0; a user's own choice stays.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
-    # Before any model can be wrapped for this group.
-    comm_hooks.recognise_builtin_hooks()
-    unused.tell_layouts()
 
     store: Store = backend_options.store
     rank, size = backend_options.group_rank, backend_options.group_size
     timeout = _as_timedelta(backend_options.timeout)
     group = str(backend_options.group_id)
+    # Before any model can be wrapped for this group.
+    comm_hooks.recognise_builtin_hooks()
+    wrapping.expect_models(group, settings["method"], is_off=settings["compress"] == "off")
 
     log = logs.GroupLogger.of(group, rank)
     address, reason = choose_address(store, settings["ifname"])

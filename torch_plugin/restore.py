@@ -76,8 +76,14 @@ def different_method(states: list[State], target: Target) -> list[str]:
     """How the method has changed, in words. What is kept is a gradient with every method, so it
     can be loaded as it is."""
     # States that were saved before there were several methods name none.
-    saved = sorted({state.get("method", target.method) for state in states} - {target.method})
+    methods = {state.get("method", target.method) for state in states}
+    saved = sorted(one for one in methods if _effect_of(one) != _effect_of(target.method))
     return [f"the method was {', '.join(saved)} and is {target.method}"] if saved else []
+
+
+def _effect_of(method: str) -> str:
+    """The same for two names of one method."""
+    return "exact" if method == "fp32" else method
 
 
 def _different_parameters(old: dict[str, int], new: dict[str, int]) -> Iterator[str]:

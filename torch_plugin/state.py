@@ -101,8 +101,6 @@ def state_dict(group: dist.ProcessGroup | None = None, *, models: Models = None)
         "place": local_rank,
         # What "auto" stood for; empty with another method.
         "chosen_method": native.library.chosen_method(backend),
-        # How its optimizers step, as far as it was seen.
-        "stepping": stepping.seen(group),
         "models": saved,
     }
 
@@ -165,7 +163,7 @@ def load_state_dict(
     # The same on all ranks, whatever their states say.
     if chosen := everyones[0].chosen:
         native.library.set_chosen_method(backend, chosen)
-    stepping.expect(group, states[0].get("stepping", []))
+    _expect_steppings(group, found, buckets, states[0])
     log = GroupLogger.of_group(group)
     for what in dropped:
         log.warning("dropped from the state that was loaded: %s", what)
@@ -311,7 +309,13 @@ def _model_state(
                 "sizes": sizes,
             }
         )
-    return {"parameters": names_of(model), "buckets": saved, "layout": _whole_layout(model)}
+    return {
+        "parameters": names_of(model),
+        # What steps by each of them, as far as it was seen.
+        "stepping": stepping.seen(parameters_of(model).values()),
+        "buckets": saved,
+        "layout": _whole_layout(model),
+    }
 
 
 def _whole_layout(model: DistributedDataParallel) -> list[list[int]]:
@@ -343,6 +347,30 @@ def _fix_layouts(
     for index, buckets in zip(missing, rest, strict=True):
         fixed[index] = buckets
     return [buckets for buckets in fixed if buckets is not None]
+
+
+def _expect_steppings(
+    group: dist.ProcessGroup,
+    models: list[DistributedDataParallel],
+    buckets: list[list[Bucket]],
+    state: dict[str, Any],
+) -> None:
+    """Go on with what was seen of the optimizers, by parameter."""
+    kinds: dict[torch.nn.Parameter, str] = {}
+    contents: list[stepping.Contents] = []
+    for index, model in enumerate(models):
+        own = parameters_of(model)
+        saved = saved_model(state, names_of(model), index)
+        if saved is not None:
+            names = [name for name, _ in saved["parameters"]]
+            known = zip(names, saved["stepping"], strict=True)
+            kinds |= {own[name]: kind for name, kind in known if kind and name in own}
+        parameters = list(own.values())
+        contents += [
+            (bucket.number, [parameters[number] for number in bucket.parameters])
+            for bucket in buckets[index]
+        ]
+    stepping.expect(group, kinds, contents)
 
 
 def _refuse_twins(names: list[list[list[Any]]], models: Models) -> None:
@@ -382,13 +410,15 @@ def _check(state: dict[str, Any]) -> None:
     """Raise unless everything is there, of the right type and size."""
     for name in ("rank", "world_size", "hosts", "carriers", "host", "place"):
         _require(isinstance(state[name], int) and state[name] >= 0, f"{name} is {state[name]!r}")
-    chosen, kinds = state.get("chosen_method", ""), state.get("stepping", [])
+    chosen = state.get("chosen_method", "")
     known = chosen == "" or (chosen != "auto" and OPTION_SPECS["method"].is_allowed(chosen))
     _require(known, f"the chosen method is {chosen!r}")
-    _require(set(kinds) <= {"", *stepping.NAMES.values()}, f"optimizers that step {kinds!r}")
     for model in state["models"]:
         sizes = [numel for name, numel in model["parameters"] if isinstance(name, str)]
         _require(len(sizes) == len(model["parameters"]), "a parameter without a name")
+        kinds = model["stepping"]
+        known = set(kinds) <= {"", *stepping.NAMES.values()} and len(kinds) == len(sizes)
+        _require(known, f"optimizers that step {kinds!r}")
         laid_out = sorted(number for bucket in model["layout"] for number in bucket)
         _require(laid_out == list(range(len(sizes))), "parameters that are in no bucket, or in two")
         for bucket in model["buckets"]:

@@ -1,25 +1,27 @@
-"""Tells the engine which kind of optimizer steps by the gradients of a group.
+"""Tells the engine which kind of optimizer steps by the gradients of each bucket.
 
 A quantiser with few levels sends gradients best if it knows what becomes of them: Adam and its kin
 divide every element by its usual size, so small elements matter as much as large ones; SGD steps in
-proportion. torch calls a hook before every step of every optimizer, which shows who steps. The
-ranks agree on it with every bucket. As long as they do not know, nothing below five levels is used,
+proportion. torch calls a hook before every step of every optimizer, which shows who steps by which
+parameters. A bucket is known if all of its parameters are, and step alike. The ranks agree on it
+with every bucket. As long as they do not know, nothing below five levels is used for that bucket,
 and levels are chosen as for SGD.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from gflow import native
 from gflow.backend import backend_of, is_served_by_gflow
-from gflow.buckets import models_of, parameters_of
+from gflow.buckets import buckets_in_use, models_of
 from gflow.logs import GroupLogger
 
 #: What the option ``optimizer`` calls the kinds, and what the engine calls them.
@@ -41,16 +43,26 @@ _NORMALIZED = (
 )
 _PROPORTIONAL = ("ASGD", "LBFGS", "SGD")
 #: What optimizers that divide keep for every parameter, by the names that are usual for it.
-_SIZES = {"exp_avg_sq", "exp_inf", "max_exp_avg_sq", "square_avg", "sum_of_squares", "v"}
+_SIZES = {"exp_avg_sq", "exp_inf", "max_exp_avg_sq", "square_avg", "sum_of_squares"}
+#: The two moments of the paper on Adam. One alone tells nothing: a velocity is called ``v``, too.
+_MOMENTS = {"m", "v"}
+
+#: A bucket, by its number, and its parameters.
+Contents = tuple[int, Sequence[torch.Tensor]]
 
 #: How many parameter tensors each optimizer had when it was looked at.
 _seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
 #: Those that were not known at their first step, when they had kept nothing yet.
 _unknown_at_first: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-#: For each group that follows its optimizers, by name: the kinds of those that were seen.
-_groups: dict[str, weakref.WeakKeyDictionary[torch.optim.Optimizer, str]] = {}
-#: For each such group that has loaded a state: the kinds that were seen before.
-_expected: dict[str, list[str]] = {}
+#: The kinds of those that are known, whatever group their parameters belong to, or none yet.
+_kinds: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = weakref.WeakKeyDictionary()
+#: How often ``_kinds`` has changed.
+_changes = 0
+#: For parameters of a state that was loaded: the kind of the optimizer that was seen before.
+_expected = WeakTensorKeyDictionary()
+#: For each group that follows its optimizers, by name: what its engine was told last comes from
+#: these optimizers and buckets.
+_told: dict[str, tuple[int, list[tuple[int, int, int]]]] = {}
 _is_watching = False
 
 
@@ -69,87 +81,108 @@ def kind_of(optimizer: torch.optim.Optimizer) -> str:
                 return "normalized"
             if ancestor.__name__ in _PROPORTIONAL:
                 return "proportional"
+    # One that holds another steps by it, as torch's ZeRO does.
+    held = [one for one in vars(optimizer).values() if isinstance(one, torch.optim.Optimizer)]
+    if held:
+        return _together({kind_of(one) for one in held})
     kept = {name for state in optimizer.state.values() for name in state}
-    return "normalized" if kept & _SIZES else ""
+    return "normalized" if kept & _SIZES or kept >= _MOMENTS else ""
 
 
 def follow(group: str, backend: Any, option: str) -> None:
     """Tell a new group what its option ``optimizer`` says, or else which optimizers step."""
     global _is_watching
-    _groups.pop(group, None)
-    _expected.pop(group, None)
-    if option != "auto":
-        native.library.set_stepping(backend, NAMES[option])
-        return
-    _groups[group] = weakref.WeakKeyDictionary()
-    # Its models may belong to optimizers that were seen for another group.
-    _seen.clear()
+    _told.pop(group, None)
+    if option == "auto":
+        _told[group] = (-1, [])
+    else:
+        native.library.set_stepping(backend, NAMES[option], [])
     if not _is_watching:
         register_optimizer_step_pre_hook(_look_at)
         _is_watching = True
 
 
-def seen(group: dist.ProcessGroup) -> list[str]:
-    """The kinds of optimizers that were seen to step for a group, for its saved state."""
-    name = dist.distributed_c10d._world.pg_names[group]
-    kinds = set(_groups[name].values()) if name in _groups else set()
-    return sorted(kinds) or _expected.get(name, [])
+def seen(parameters: Iterable[torch.nn.Parameter]) -> list[str]:
+    """The kind of optimizer that steps by each of these, for a saved state; empty if unknown."""
+    by_number = _kinds_by_number()
+    return [_kind_for(parameter, by_number) for parameter in parameters]
 
 
-def expect(group: dist.ProcessGroup, kinds: list[str]) -> None:
+def expect(
+    group: dist.ProcessGroup, kinds: dict[torch.nn.Parameter, str], contents: list[Contents]
+) -> None:
     """Go on with the kinds of a saved state until an optimizer is seen: gradients come first."""
-    name = dist.distributed_c10d._world.pg_names[group]
-    if name in _groups and not _groups[name]:
-        _expected[name] = kinds
-        native.library.set_stepping(backend_of(group), _together(kinds))
+    _expected.update(kinds)
+    if group.group_name in _told:
+        _tell(group, contents)
 
 
 def _look_at(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Before a step of any optimizer: if it is new, tell the groups whose parameters it has."""
-    numbers = _numbers_of(optimizer)
-    if _seen.get(optimizer) == len(numbers):
+    """Before a step of any optimizer: tell the groups what is new of optimizers and buckets."""
+    _take_note_of(optimizer)
+    if not _told or not dist.is_initialized():
+        return
+    for group, name in list(dist.distributed_c10d._world.pg_names.items()):
+        # The name may be that of an earlier group, which was gflow's.
+        if name not in _told or not is_served_by_gflow(group):
+            continue
+        # Buckets are laid out anew after the first step, and by every new model.
+        now = (_changes, native.library.live_buckets(backend_of(group)))
+        if _told[name] != now:
+            _told[name] = now
+            _tell(group, buckets_in_use(models_of(group, None), backend_of(group)))
+
+
+def _take_note_of(optimizer: torch.optim.Optimizer) -> None:
+    global _changes
+    parameters = sum(len(params["params"]) for params in optimizer.param_groups)
+    if _seen.get(optimizer) == parameters:
         return
     kind = kind_of(optimizer)
     if not kind and not optimizer.state and optimizer not in _unknown_at_first:
         # It is looked at again before its next step: what it has kept by then may tell.
         _unknown_at_first.add(optimizer)
         return
-    _seen[optimizer] = len(numbers)
-    if not dist.is_initialized():
-        return
-    for group, name in list(dist.distributed_c10d._world.pg_names.items()):
-        # The name may be that of an earlier group, which was gflow's.
-        if name not in _groups or not is_served_by_gflow(group):
-            continue
-        others = [other for other, known in _groups[name].items() if known]
-        # An optimizer that is not known may hold one that is, and step by it, as torch's ZeRO does.
-        if not kind and any(numbers & _numbers_of(other) for other in others):
-            continue
-        if _steps_for(numbers, group):
-            _groups[name][optimizer] = kind
-            _tell(group, name)
+    _seen[optimizer] = parameters
+    if kind:
+        _kinds[optimizer] = kind
+        _changes += 1
 
 
-def _numbers_of(optimizer: torch.optim.Optimizer) -> set[int]:
-    return {id(parameter) for params in optimizer.param_groups for parameter in params["params"]}
+def _kinds_by_number() -> dict[int, set[str]]:
+    """For each parameter of optimizers that are known, by its id: their kinds."""
+    found: dict[int, set[str]] = {}
+    for optimizer, kind in list(_kinds.items()):
+        for params in optimizer.param_groups:
+            for parameter in params["params"]:
+                found.setdefault(id(parameter), set()).add(kind)
+    return found
 
 
-def _steps_for(numbers: set[int], group: dist.ProcessGroup) -> bool:
-    models = models_of(group, None)
-    return any(id(p) in numbers for model in models for p in parameters_of(model).values())
+def _kind_for(parameter: torch.Tensor, by_number: dict[int, set[str]]) -> str:
+    kinds = by_number.get(id(parameter))
+    return _together(kinds) if kinds else _expected.get(parameter, "")
 
 
 def _together(kinds: Collection[str]) -> str:
-    # Of optimizers of different kinds, which may share a bucket, nothing can be said.
+    # Of optimizers of different kinds nothing can be said.
     return next(iter(kinds)) if len(kinds) == 1 else ""
 
 
-def _tell(group: dist.ProcessGroup, name: str) -> None:
-    said = _together(set(_groups[name].values()))
+def _tell(group: dist.ProcessGroup, contents: list[Contents]) -> None:
+    by_number = _kinds_by_number()
+    numbers: dict[str, list[int]] = {}
+    for number, parameters in contents:
+        # A parameter that is unknown makes its bucket unknown.
+        kind = _together({_kind_for(parameter, by_number) for parameter in parameters})
+        numbers.setdefault(kind, []).append(number)
+    log = GroupLogger.of_group(group)
     try:
-        native.library.set_stepping(backend_of(group), said)
+        for kind, buckets in numbers.items():
+            native.library.set_stepping(backend_of(group), kind, buckets)
     except RuntimeError as error:
         # The group has failed or was closed. Its next collective says so, not the optimizer.
-        GroupLogger.of_group(group).debug("not told of the optimizer: %s", error)
+        log.debug("not told of the optimizer: %s", error)
     else:
-        GroupLogger.of_group(group).info("the optimizer steps: %s", said or "unknown or mixed")
+        for kind, buckets in sorted(numbers.items()):
+            log.info("the optimizer steps: %s for buckets %s", kind or "unknown or mixed", buckets)

@@ -8,43 +8,16 @@ keeps its first buckets, so it is enough to tell that once, when DDP has made th
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
 from gflow import native
-from gflow.backend import backend_of, is_served_by_gflow
-from gflow.buckets import engine_buckets, layout_of, parameters_of
-
-_MAKE_BUCKETS = "_ddp_init_helper"
+from gflow.buckets import layout_of, parameters_of
 
 
-def tell_layouts() -> None:
-    """Have every DDP model that is made from now on tell its layout, if it has to.
-
-    Calling it again does nothing. Only models of gflow's groups are concerned.
-    """
-    make_buckets = getattr(DistributedDataParallel, _MAKE_BUCKETS)
-    if hasattr(make_buckets, "__wrapped__"):
-        return
-
-    @functools.wraps(make_buckets)
-    def make_known_buckets(model: DistributedDataParallel, *args: Any, **options: Any) -> None:
-        group = model.process_group
-        if not model.find_unused_parameters or group is None or not is_served_by_gflow(group):
-            make_buckets(model, *args, **options)
-            return
-        backend = backend_of(group)
-        before = {bucket.number for bucket in engine_buckets(backend)}
-        make_buckets(model, *args, **options)
-        made = [one.number for one in engine_buckets(backend) if one.number not in before]
-        _tell_layout(model, backend, made)
-
-    setattr(DistributedDataParallel, _MAKE_BUCKETS, make_known_buckets)
-
-
-def _tell_layout(model: DistributedDataParallel, backend: Any, made: list[int]) -> None:
+def tell_layout(model: DistributedDataParallel, backend: Any, made: list[int]) -> None:
+    """Tell the engine the layout of a model, whose buckets with these numbers were just made."""
     layout = layout_of(model)
     if len(made) != len(layout):
         return  # Their memory is not gflow's: they are exchanged exactly.

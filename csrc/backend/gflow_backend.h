@@ -133,7 +133,8 @@ class GflowBackend : public Backend {
   BucketState bucket_state(uint32_t number, uint64_t step) const;
   void load_bucket(uint32_t number, BucketState state, bool owes);
   void set_momentum(float factor, bool nesterov);
-  void set_stepping(const std::string& stepping);
+  // Without `buckets`, for all of them.
+  void set_stepping(const std::string& stepping, const std::vector<uint32_t>& buckets);
   std::string chosen_method() const;
   void set_chosen_method(const std::string& method);
   void keep_for_undo(bool enabled);

@@ -46,8 +46,9 @@ void GflowBackend::set_momentum(float factor, bool nesterov) {
   as_backend_error([&] { group_->set_momentum(factor, nesterov, timeout_ms()); });
 }
 
-void GflowBackend::set_stepping(const std::string& stepping) {
-  as_backend_error([&] { group_->set_stepping(stepping, timeout_ms()); });
+void GflowBackend::set_stepping(const std::string& stepping, const std::vector<uint32_t>& buckets) {
+  as_backend_error(
+      [&] { group_->set_stepping(stepping, {buckets.data(), buckets.size()}, timeout_ms()); });
 }
 
 std::string GflowBackend::chosen_method() const {

@@ -55,8 +55,9 @@ void set_momentum(const BackendPtr& backend, float factor, bool nesterov) {
   gflow_backend(backend).set_momentum(factor, nesterov);
 }
 
-void set_stepping(const BackendPtr& backend, const std::string& stepping) {
-  gflow_backend(backend).set_stepping(stepping);
+void set_stepping(const BackendPtr& backend, const std::string& stepping,
+                  const std::vector<uint32_t>& buckets) {
+  gflow_backend(backend).set_stepping(stepping, buckets);
 }
 
 std::string chosen_method(const BackendPtr& backend) {
@@ -109,9 +110,9 @@ void bind_gradients(py::module_& module) {
              py::arg("factor"), py::arg("nesterov"),
              "Takes the momentum over from the optimizer; a factor of 0 gives it back.");
   module.def("set_stepping", &set_stepping, WithGilReleased(), py::arg("backend"),
-             py::arg("stepping"),
-             "What the optimizer does with gradients: 'normalized', 'proportional', or '' if that "
-             "is not known.");
+             py::arg("stepping"), py::arg("buckets"),
+             "What the optimizer does with these buckets, or without any with all: 'normalized', "
+             "'proportional', or '' if that is not known.");
   module.def("chosen_method", &chosen_method, WithGilReleased(), py::arg("backend"),
              "What the method 'auto' stands for now; '' with another method.");
   module.def("set_chosen_method", &set_chosen_method, WithGilReleased(), py::arg("backend"),

@@ -83,7 +83,12 @@ mod declared {
             timeout_ms: u64,
         ) -> Result<()>;
         fn set_momentum(self: &Group, factor: f32, nesterov: bool, timeout_ms: u64) -> Result<()>;
-        fn set_stepping(self: &Group, stepping: &str, timeout_ms: u64) -> Result<()>;
+        fn set_stepping(
+            self: &Group,
+            stepping: &str,
+            buckets: &[u32],
+            timeout_ms: u64,
+        ) -> Result<()>;
         fn chosen_method(self: &Group, timeout_ms: u64) -> Result<String>;
         fn set_chosen_method(self: &Group, method: &str, timeout_ms: u64) -> Result<()>;
         fn keep_for_undo(self: &Group, enabled: bool, timeout_ms: u64) -> Result<()>;

@@ -57,8 +57,13 @@ impl Group {
         })
     }
 
-    /// `stepping` is empty if it is not known.
-    pub(super) fn set_stepping(&self, stepping: &str, timeout_ms: u64) -> Result<()> {
+    /// `stepping` is empty if it is not known. Without `buckets` it is that of all.
+    pub(super) fn set_stepping(
+        &self,
+        stepping: &str,
+        buckets: &[u32],
+        timeout_ms: u64,
+    ) -> Result<()> {
         self.guard(|| {
             let stepping = match stepping {
                 "" => None,
@@ -66,7 +71,7 @@ impl Group {
                     Error::Operation(format!("gflow: {name:?} is no way to step"))
                 })?),
             };
-            self.0.engine.set_stepping(stepping, milliseconds(timeout_ms))
+            self.0.engine.set_stepping(buckets, stepping, milliseconds(timeout_ms))
         })
     }
 

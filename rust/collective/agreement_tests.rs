@@ -14,19 +14,28 @@ fn labels(size: usize) -> Vec<String> {
 }
 
 fn agree_on(fabric: &mut Fabric, seq: u64, call: &Call) -> Result<Agreed> {
+    agree_with(fabric, seq, call, TensorInfo::default())
+}
+
+fn agree_with(fabric: &mut Fabric, seq: u64, call: &Call, tensor: TensorInfo) -> Result<Agreed> {
     let deadline = Instant::now() + call.timeout;
     let info = CollectiveInfo { seq, call: call.clone() };
-    agree(fabric, &labels(fabric.size()), &info, TensorInfo::default(), deadline)
+    agree(fabric, &labels(fabric.size()), &info, tensor, deadline)
 }
 
 /// Runs `agree` once on every rank, each with its own call, and returns what each rank got.
 fn agree_all(calls: Vec<Call>) -> Vec<Result<Agreed>> {
+    agree_all_with(calls.into_iter().map(|call| (call, TensorInfo::default())).collect())
+}
+
+/// The same, with what each rank tells of its tensor.
+fn agree_all_with(calls: Vec<(Call, TensorInfo<'static>)>) -> Vec<Result<Agreed>> {
     std::thread::scope(|scope| {
         let ranks: Vec<_> = fabrics(calls.len())
             .into_iter()
             .zip(calls)
-            .map(|((mut fabric, _interrupt), call)| {
-                scope.spawn(move || agree_on(&mut fabric, 7, &call))
+            .map(|((mut fabric, _interrupt), (call, tensor))| {
+                scope.spawn(move || agree_with(&mut fabric, 7, &call, tensor))
             })
             .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
@@ -62,6 +71,32 @@ fn a_rank_without_a_bucket_learns_its_number_from_the_others() {
     }
     calls[1].bucket = 5;
     assert!(agree_all(calls).iter().all(|o| o.as_ref().unwrap().bucket.unwrap().on_all_ranks));
+}
+
+#[test]
+fn what_the_optimizer_does_is_known_only_if_all_ranks_that_know_the_bucket_say_the_same() {
+    let (adam, sgd) = (Some(Stepping::Normalized), Some(Stepping::Proportional));
+    // The last rank may have run out of data: then it names no bucket, and what it says does not count.
+    for (said, last_names_it, expected) in [
+        ([adam, adam, adam], true, adam),
+        ([sgd, sgd, sgd], true, sgd),
+        ([adam, sgd, adam], true, None),
+        ([adam, adam, sgd], true, None),
+        ([None, adam, adam], true, None),
+        ([adam, adam, None], true, None),
+        ([adam, adam, None], false, adam),
+        ([adam, adam, sgd], false, adam),
+        ([adam, sgd, None], false, None),
+        ([None, None, None], true, None),
+    ] {
+        let call = |(rank, stepping)| {
+            let bucket = if rank < 2 || last_names_it { 5 } else { 0 };
+            (Call { bucket, ..all_reduce(4) }, TensorInfo { stepping, ..TensorInfo::default() })
+        };
+        for outcome in agree_all_with(said.into_iter().enumerate().map(call).collect()) {
+            assert_eq!(outcome.unwrap().bucket.unwrap().stepping, expected, "{said:?}");
+        }
+    }
 }
 
 #[test]

@@ -344,7 +344,7 @@ fn gradient_info(gradients: &Gradients, call: &Call) -> TensorInfo<'static> {
         offset: None,
         step: gradients.step_of(call.bucket),
         momentum: gradients.momentum_code(),
-        stepping: gradients.stepping(),
+        stepping: gradients.stepping_of(call.bucket),
     }
 }
 

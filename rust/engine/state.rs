@@ -71,9 +71,14 @@ impl Engine {
         self.with_gradients(limit, |gradients| gradients.set_momentum(momentum))
     }
 
-    /// What the optimizer does with gradients; `None` if that is not known.
-    pub fn set_stepping(&self, stepping: Option<Stepping>, limit: Duration) -> Result<()> {
-        self.with_gradients(limit, |gradients| gradients.set_stepping(stepping))
+    /// What the optimizer does with these buckets, or without any with all; `None` if that is not known.
+    pub fn set_stepping(
+        &self,
+        buckets: &[u32],
+        stepping: Option<Stepping>,
+        limit: Duration,
+    ) -> Result<()> {
+        self.with_gradients(limit, |gradients| gradients.set_stepping(buckets, stepping))
     }
 
     /// What `method="auto"` stands for now, or stood for when the group failed; `None` with another method.

@@ -115,14 +115,15 @@ impl<T> Gradients<T> {
         })
     }
 
-    /// What the optimizer does with gradients, as far as this rank knows.
-    pub fn stepping(&self) -> Option<Stepping> {
-        self.exchanger.stepping
+    /// What the optimizer does with a bucket, as far as this rank knows.
+    pub fn stepping_of(&self, bucket: u32) -> Option<Stepping> {
+        self.exchanger.store.stepping_of(bucket)
     }
 
-    /// Sets what the optimizer does with gradients. The ranks agree on it with every bucket.
-    pub fn set_stepping(&mut self, stepping: Option<Stepping>) {
-        self.exchanger.stepping = stepping;
+    /// Sets what the optimizer does with these buckets; without any, what it does with all, whatever is
+    /// said of single ones. The ranks agree on it with every bucket.
+    pub fn set_stepping(&mut self, buckets: &[u32], stepping: Option<Stepping>) {
+        self.exchanger.store.set_stepping(buckets, stepping);
     }
 
     /// Takes over the momentum from the optimizer, or gives it back.

@@ -14,7 +14,6 @@ use super::method::{MaxNoise, Method};
 use super::paths::Paths;
 use super::shard::Shard;
 use super::store::BucketStore;
-use crate::codec::quantizer::Stepping;
 use crate::codec::{Coding, Momentum, Wire};
 use crate::collective::agreement::AgreedBucket;
 use crate::collective::fabric::Fabric;
@@ -30,8 +29,6 @@ pub struct Exchanger {
     /// `None`: every gradient is exchanged exactly.
     config: Option<CompressionConfig>,
     pub momentum: Option<Momentum>,
-    /// What the optimizer does with gradients, as far as this rank knows.
-    pub stepping: Option<Stepping>,
     pub store: BucketStore,
     pub paths: Paths,
     pub counters: Arc<GradientCounters>,
@@ -52,7 +49,6 @@ impl Exchanger {
             overlap: Arc::default(),
             config,
             momentum,
-            stepping: None,
             store: BucketStore::default(),
             paths: Paths::default(),
             counters: Arc::default(),

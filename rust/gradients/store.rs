@@ -2,6 +2,7 @@
 
 use super::bucket::{Bucket, BucketState, HostBuffers, Remembered};
 use super::unused::{Kept, ModelLayout};
+use crate::codec::quantizer::Stepping;
 use crate::cuda;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,6 +16,10 @@ pub struct BucketStore {
     keeps_last_step: bool,
     /// Of models whose steps may leave parameters unused.
     layouts: Vec<ModelLayout>,
+    /// What the optimizer does with all gradients, if the user says so.
+    stepping_of_all: Option<Stepping>,
+    /// What it does with those of each bucket, as far as this rank knows.
+    steppings: BTreeMap<u32, Stepping>,
 }
 
 impl BucketStore {
@@ -36,7 +41,27 @@ impl BucketStore {
     pub fn forget(&mut self, numbers: &[u32]) {
         for number in numbers {
             self.buckets.remove(number);
+            self.steppings.remove(number);
             self.layouts.retain(|layout| !layout.has_bucket(*number));
+        }
+    }
+
+    /// What the optimizer does with a bucket, as far as this rank knows.
+    pub fn stepping_of(&self, number: u32) -> Option<Stepping> {
+        self.stepping_of_all.or_else(|| self.steppings.get(&number).copied())
+    }
+
+    /// Sets what the optimizer does with these buckets; without any, what it does with all, whatever is
+    /// said of single ones.
+    pub fn set_stepping(&mut self, buckets: &[u32], stepping: Option<Stepping>) {
+        if buckets.is_empty() {
+            self.stepping_of_all = stepping;
+        }
+        for number in buckets {
+            match stepping {
+                Some(stepping) => self.steppings.insert(*number, stepping),
+                None => self.steppings.remove(number),
+            };
         }
     }
 
@@ -133,5 +158,34 @@ impl BucketStore {
     /// `owes`.
     pub fn load(&mut self, number: u32, state: BucketState, owes: bool) {
         self.buckets.insert(number, Bucket::from(state).owes(owes));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ADAM: Option<Stepping> = Some(Stepping::Normalized);
+    const SGD: Option<Stepping> = Some(Stepping::Proportional);
+
+    #[test]
+    fn how_the_optimizer_steps_is_known_by_bucket_until_it_is_gone() {
+        let mut store = BucketStore::default();
+        store.set_stepping(&[1, 2], ADAM);
+        store.set_stepping(&[3], SGD);
+        assert_eq!([1, 2, 3, 4].map(|number| store.stepping_of(number)), [ADAM, ADAM, SGD, None]);
+        store.set_stepping(&[2], None);
+        store.forget(&[3]);
+        assert_eq!([1, 2, 3].map(|number| store.stepping_of(number)), [ADAM, None, None]);
+    }
+
+    #[test]
+    fn what_the_user_says_of_all_buckets_counts_and_a_loaded_state_changes_nothing() {
+        let mut store = BucketStore::default();
+        store.set_stepping(&[1], ADAM);
+        store.load(1, BucketState::default(), false);
+        assert_eq!([1, 2].map(|number| store.stepping_of(number)), [ADAM, None]);
+        store.set_stepping(&[], SGD);
+        assert_eq!([1, 2].map(|number| store.stepping_of(number)), [SGD, SGD]);
     }
 }

@@ -6,6 +6,7 @@ itself, so what DDP must deliver can be computed without DDP.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,12 +36,21 @@ FEEDBACK = {
     "int3": 0.5,
     "ternary-adam": 0.75,
     "ternary-sgd": 0.5,
+    # Like others of these, with other numbers.
+    "bf16": 1.0,
+    "int4": 0.5,
+    "quinary": 0.5,
 }
-FAMILIES = tuple(FEEDBACK)
+FAMILIES = ("chunks", "fp16", "int8", "int3", "ternary-adam", "ternary-sgd")
+# As arguments of tests.
+EVERY_FAMILY = [
+    pytest.param(family, marks=() if family in FAMILIES else pytest.mark.thorough)
+    for family in FEEDBACK
+]
 # Where a case is repeated: one that is summed on the wire, and one that goes in two legs.
 REPEATED = [
     pytest.param(family, marks=() if family in ("chunks", "ternary-adam") else pytest.mark.thorough)
-    for family in FAMILIES
+    for family in FEEDBACK
 ]
 LOSSLESS = tuple(family for family in FAMILIES if FEEDBACK[family] == 1.0)
 
@@ -153,6 +163,24 @@ def train(
         record.note(model)
     record.layout = layout_of(model)
     return record
+
+
+class Listener(logging.Handler):
+    """While it is entered, it hears what gflow logs: level and text of each record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[tuple[int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.heard.append((record.levelno, record.getMessage()))
+
+    def __enter__(self) -> Listener:
+        logging.getLogger("gflow").addHandler(self)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        logging.getLogger("gflow").removeHandler(self)
 
 
 def own_sum(

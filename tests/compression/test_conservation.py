@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.compression.jobs import (
-    FAMILIES,
+    EVERY_FAMILY,
     FEEDBACK,
     SIZES,
     SMALL_BUCKETS,
@@ -71,7 +71,7 @@ def check_every_step(
 
 
 @pytest.mark.parametrize("where", ["ab", "aab", pytest.param("aabb", marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_every_step_loses_only_what_the_codec_says(
     compressing: Callable[..., Team], family: str, where: str
 ) -> None:
@@ -117,7 +117,7 @@ def test_of_uneven_hosts_as_many_ranks_carry_as_the_smallest_has(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_no_more_is_lost_of_gradients_of_16_bits(
     compressing: Callable[..., Team], family: str, dtype: torch.dtype
 ) -> None:

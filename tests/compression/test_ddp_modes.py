@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gflow
 from tests.compression.jobs import (
-    FAMILIES,
+    EVERY_FAMILY,
     LOSSLESS,
     REPEATED,
     SIZES,
@@ -132,7 +132,7 @@ def sum_of_three_passes(step: int) -> list[torch.Tensor | None]:
 
 
 @pytest.mark.parametrize("how", ["plain", "bucket_view"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_accumulated_gradients_are_exchanged_once(
     compressing: Callable[..., Team], family: str, how: str
 ) -> None:
@@ -176,7 +176,7 @@ def clip(rank: int, world: int) -> tuple[list[float], list[torch.Tensor]]:
     return norms, [p.detach() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_gradients_can_be_clipped(compressing: Callable[..., Team], family: str) -> None:
     (norms, weights), (_, others) = compressing(2, **options_of(family)).run(clip)
     assert norms == pytest.approx([1.0] * 8, rel=1e-3)
@@ -312,7 +312,7 @@ def leave_out(rank: int, world: int, momentum: bool) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("momentum", [False, True], ids=["plain", "take_momentum"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_what_is_kept_of_a_parameter_stays_while_no_rank_uses_it(
     compressing: Callable[..., Team], family: str, momentum: bool
 ) -> None:

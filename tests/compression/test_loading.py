@@ -121,6 +121,15 @@ def test_nothing_is_lost_when_the_ranks_change(
         assert answer["loaded"]["differences"]
 
 
+@pytest.mark.parametrize(("old", "new"), [("fp32", "exact"), ("exact", "fp32")])
+def test_a_method_that_has_two_names_is_the_same(
+    compressing: Callable[..., Team], old: str, new: str
+) -> None:
+    states = compressing("aab", method=old).run(save, SHAPES, 0.003, 0.0)
+    for said, _ in compressing("aab", method=new).run(load_strictly, tuple(states), SHAPES):
+        assert said == "loaded"
+
+
 def sizes_of(states: list[Any]) -> dict[str, torch.Tensor]:
     """By parameter, the sizes that hosts follow; they must be the same on all."""
     hosts = {
@@ -371,7 +380,7 @@ def broken(states: list[Any], how: str) -> Any:
     elif how == "a negative size":
         bucket["sizes"] = torch.full_like(bucket["residual"], -1.0)
     elif how == "an unknown kind of optimizer":
-        state["stepping"] = ["sideways"]
+        state["models"][0]["stepping"][0] = "sideways"
     elif how == "too short":
         bucket["residual"] = bucket["residual"][:5]
     elif how == "no tensor":

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gflow
-from tests.compression.jobs import PrescribedGradients, gradients
+from tests.compression.jobs import Listener, PrescribedGradients, gradients
 from tests.ranks import Team
 
 SIZES = (64_000, 6_400)
@@ -97,22 +97,10 @@ def test_where_nothing_is_compressed_nothing_is_claimed(compressing: Callable[..
         assert snapshots[-1]["gradient_bytes"] == 4 * BYTES
 
 
-class Listener(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.heard: list[tuple[int, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.heard.append((record.levelno, record.getMessage()))
-
-
 def listen(rank: int, world: int, steps: list[int]) -> list[list[tuple[int, str]]]:
     """The output after each of several trainings, each with a new model."""
-    listener = Listener()
-    logger = logging.getLogger("gflow")
-    logger.addHandler(listener)
-    try:
-        heard = []
+    heard = []
+    with Listener() as listener:
         for count in steps:
             model = DistributedDataParallel(PrescribedGradients(SIZES))
             for step in range(count):
@@ -120,9 +108,7 @@ def listen(rank: int, world: int, steps: list[int]) -> list[list[tuple[int, str]
                 model(gradients(rank, step, SIZES)).backward()
                 dist.all_reduce(torch.ones(3))
             heard.append(list(listener.heard))
-        return heard
-    finally:
-        logger.removeHandler(listener)
+    return heard
 
 
 @pytest.mark.parametrize(

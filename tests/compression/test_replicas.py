@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.compression.jobs import same_bits
+import gflow
+from tests.compression.jobs import FAMILIES, FEEDBACK, options_of, same_bits
 from tests.ddp.models import WIDTH, batch, loss_of
 from tests.ranks import Team
 
@@ -39,17 +41,37 @@ def train(rank: int, world: int, optimizer: str) -> dict[str, Any]:
         loss.backward()
         steps.step()
         losses.append(loss.item())
-    return {"weights": dict(plain.state_dict()), "losses": losses}
+    return {
+        "weights": dict(plain.state_dict()),
+        "losses": losses,
+        "sent as": gflow.metrics().method,
+    }
+
+
+ONE_BY_ONE, FUSED = 0, 1 << 24
+
+
+def cases() -> list[Any]:
+    """Chunks on all layouts of hosts, the others on one; in the thorough tests all on all."""
+    found = []
+    for family in FEEDBACK:
+        for where, fusion_bytes in product(["ab", "abc", "aab"], [ONE_BY_ONE, FUSED]):
+            is_usual = where == "aab" and fusion_bytes == FUSED and family in FAMILIES
+            marks = () if family == "chunks" or is_usual else pytest.mark.thorough
+            size = "fused" if fusion_bytes else "one_by_one"
+            name = f"{family}-{where}-{size}"
+            found.append(pytest.param(family, where, fusion_bytes, id=name, marks=marks))
+    return found
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
-@pytest.mark.parametrize("fusion_bytes", [0, 1 << 24], ids=["one_by_one", "fused"])
-@pytest.mark.parametrize("where", ["ab", "abc", "aab"])
+@pytest.mark.parametrize(("family", "where", "fusion_bytes"), cases())
 def test_replicas_are_the_same_and_runs_repeat(
-    compressing: Callable[..., Team], where: str, fusion_bytes: int, optimizer: str
+    compressing: Callable[..., Team], family: str, where: str, fusion_bytes: int, optimizer: str
 ) -> None:
-    team = compressing(where, fusion_bytes=fusion_bytes)
+    team = compressing(where, fusion_bytes=fusion_bytes, **options_of(family))
     first, second = team.run(train, optimizer), team.run(train, optimizer)
+    assert first[0]["sent as"] == options_of(family)["method"]
     for rank in first:
         assert same_bits(rank["weights"], first[0]["weights"])
         assert rank["losses"][-1] < rank["losses"][0]

@@ -95,6 +95,7 @@ fn on_both(hosts: Vec<usize>, element: Element, momentum: Option<Momentum>) -> C
         momentum,
         in_arena: false,
         on_gpus: false,
+        stepping: None,
         seed: 11,
     }
 }
@@ -132,6 +133,11 @@ fn check_on_both(case: &Case, steps: u64) {
         let results = exchange(case, &on_gpu, &gpus, &gradients);
         assert_results(&results, &expected, &format!("step {step} of {case:?}"));
         assert_same_states(case, &on_cpu, &on_gpu);
+    }
+    // All of it would also agree with another method.
+    let expected = case.method.to_string();
+    for member in on_cpu.iter().chain(&on_gpu) {
+        assert_eq!(member.engine.gradient_counts().0.method, expected);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::harness::{Member, OnTensors, Tensor, call, group_that_compresses};
 use crate::codec::chunks::reference;
+use crate::codec::quantizer::{Levels, Stepping};
 use crate::codec::{Momentum, Schedule, Wire};
 use crate::collective::call::CollectiveKind;
 use crate::collective::span::Memory;
@@ -35,7 +36,16 @@ pub struct Case {
     pub in_arena: bool,
     /// Whether it is exchanged on GPUs, where NCCL sums in another order.
     pub on_gpus: bool,
+    /// What the optimizer does on all ranks. Without it, three levels are never used.
+    pub stepping: Option<Stepping>,
     pub seed: u64,
+}
+
+/// Every quantiser: all levels, for both kinds of optimizer where that makes a difference.
+pub fn quantizers() -> Vec<(Levels, Stepping)> {
+    let of_kind = |stepping| Levels::ALL.map(|levels| (levels, stepping));
+    let both = [of_kind(Stepping::Normalized), of_kind(Stepping::Proportional)].concat();
+    both.into_iter().filter(|one| *one != (Levels::Int8, Stepping::Proportional)).collect()
 }
 
 pub fn cases() -> impl Strategy<Value = Case> {
@@ -81,6 +91,7 @@ pub fn cases() -> impl Strategy<Value = Case> {
             momentum,
             in_arena,
             on_gpus: false,
+            stepping: None,
             seed,
         },
     )
@@ -99,6 +110,7 @@ pub fn two_hosts(buckets: Vec<usize>) -> Case {
         momentum: None,
         in_arena: false,
         on_gpus: false,
+        stepping: None,
         seed: 7,
     }
 }
@@ -109,7 +121,11 @@ impl Case {
         let (chunk, wire, fusion_bytes) = (self.chunk, self.wire, self.fusion_bytes);
         let sample = CompressionConfig::sample(self.method, schedule);
         let config = CompressionConfig { chunk, wire, fusion_bytes, ..sample };
-        let gradients = || Gradients::new(Some(config), self.momentum);
+        let gradients = || {
+            let mut gradients = Gradients::new(Some(config), self.momentum);
+            gradients.set_stepping(&[], self.stepping);
+            gradients
+        };
         group_that_compresses(&self.hosts, &gradients)
     }
 

@@ -1,8 +1,8 @@
 //! Quantised gradients through whole engines: every rank gets the same bits, what is lost is what the codec
 //! says, and all ranks always use the same method.
 
-use super::gradient_case::{Case, STEPS, WARMUP, exchange, kept_of, two_hosts};
-use crate::codec::quantizer::Levels;
+use super::gradient_case::{Case, STEPS, WARMUP, exchange, kept_of, quantizers, two_hosts};
+use crate::codec::quantizer::{Levels, Quantizer, Stepping};
 use crate::engine::tests::harness::Member;
 use crate::gradients::Method;
 use crate::simd::element::Element;
@@ -17,7 +17,8 @@ fn layouts() -> Vec<Vec<usize>> {
 fn case(levels: Levels, hosts: Vec<usize>, element: Element) -> Case {
     // More than a parcel, less than a block, and an odd number of blocks.
     let buckets = vec![400_000, 37, 5000];
-    Case { method: Method::Quantized(levels), hosts, element, ..two_hosts(buckets) }
+    let stepping = Some(Stepping::Normalized);
+    Case { method: Method::Quantized(levels), hosts, element, stepping, ..two_hosts(buckets) }
 }
 
 fn numbers(case: &Case, bytes: &[u8]) -> Vec<f32> {
@@ -106,11 +107,17 @@ fn with_full_feedback_nothing_is_lost_and_all_ranks_get_the_same_bits() {
 
 #[test]
 fn every_level_delivers_the_same_bits_to_all_ranks_close_to_the_sum() {
-    for (levels, most) in
-        [(Levels::Int8, 1e-3), (Levels::Int4, 0.1), (Levels::Int3, 0.3), (Levels::Quinary, 0.5)]
-    {
+    for (levels, stepping) in quantizers() {
+        let most = match levels {
+            Levels::Int8 => 1e-3,
+            Levels::Int4 => 0.1,
+            Levels::Int3 => 0.3,
+            Levels::Quinary => 0.5,
+            Levels::Ternary => 1.0,
+        };
         for element in [Element::F32, Element::F16, Element::BF16] {
-            let case = case(levels, vec![0, 1, 0, 1, 1], element);
+            let stepping = Some(stepping);
+            let case = Case { stepping, ..case(levels, vec![0, 1, 0, 1, 1], element) };
             let members = case.members();
             for at in 0..STEPS {
                 let delivered = step(&case, &members, at, None);
@@ -123,29 +130,96 @@ fn every_level_delivers_the_same_bits_to_all_ranks_close_to_the_sum() {
                 let noise = errors / squares;
                 assert!(noise < most, "{levels:?} as {element:?}: noise {noise} in step {at}");
             }
+            for member in &members {
+                assert_eq!(member.engine.gradient_counts().0.method, levels.name());
+            }
         }
     }
 }
 
 #[test]
 fn the_sizes_of_elements_are_the_same_on_all_hosts() {
-    let case = case(Levels::Int3, vec![0, 1, 0, 1, 2, 2], Element::F32);
+    for levels in [Levels::Int3, Levels::Ternary] {
+        let case = case(levels, vec![0, 1, 0, 1, 2, 2], Element::F32);
+        let members = case.members();
+        for at in 0..WARMUP + 9 {
+            step(&case, &members, at, None);
+        }
+        let hosts = case.by_host();
+        for local_rank in 0..2 {
+            let sizes = |host: usize| kept_of(&members[hosts[host][local_rank]].engine, 1).sizes;
+            assert!(sizes(0).iter().all(|size| *size > 0.0), "each has its size");
+            assert!(sizes(0) == sizes(1) && sizes(0) == sizes(2));
+        }
+    }
+}
+
+#[test]
+fn buckets_whose_optimizers_differ_are_sent_each_in_its_way() {
+    let buckets = vec![60_000, 60_000, 60_000];
+    let case = Case { stepping: None, ..case(Levels::Ternary, vec![0, 1, 1], Element::F32) };
+    let case = Case { buckets, ..case };
     let members = case.members();
-    for at in 0..WARMUP + 9 {
+    for member in &members {
+        member.engine.set_stepping(&[1], Some(Stepping::Normalized), LIMIT).unwrap();
+        member.engine.set_stepping(&[2], Some(Stepping::Proportional), LIMIT).unwrap();
+    }
+    let sent = |bucket: u32| -> f64 {
+        let of = |member: &Member| member.engine.gradient_counts().0.buckets[&bucket].wire_bytes;
+        members.iter().map(of).sum::<u64>() as f64
+    };
+    for at in 0..WARMUP {
         step(&case, &members, at, None);
     }
-    let hosts = case.by_host();
-    for local_rank in 0..2 {
-        let sizes = |host: usize| kept_of(&members[hosts[host][local_rank]].engine, 1).sizes;
-        assert!(sizes(0).iter().all(|size| *size > 0.0), "each has its size");
-        assert!(sizes(0) == sizes(1) && sizes(0) == sizes(2));
+    let before = [1, 2, 3].map(sent);
+    for at in WARMUP..WARMUP + 4 {
+        step(&case, &members, at, None);
+    }
+    let [adam, sgd, unknown] = [0, 1, 2].map(|index| sent(index as u32 + 1) - before[index]);
+    assert!((adam / sgd - 1.0).abs() < 0.01, "{adam} and {sgd}");
+    // Five levels where it is not known.
+    let bits = |levels| Quantizer::new(levels, Stepping::Proportional).bits_per_element();
+    let expected = bits(Levels::Quinary) / bits(Levels::Ternary);
+    assert!((unknown / adam / expected - 1.0).abs() < 0.02, "{unknown} and {adam}");
+}
+
+#[test]
+fn ranks_that_do_not_know_the_same_of_the_optimizer_send_five_levels() {
+    let case = Case { stepping: None, ..case(Levels::Ternary, vec![0, 1, 1], Element::F32) };
+    let members = case.members();
+    let tell = |rank: usize, stepping| {
+        members[rank].engine.set_stepping(&[1, 2, 3], stepping, LIMIT).unwrap();
+    };
+    for at in 0..WARMUP {
+        step(&case, &members, at, None);
+    }
+    let (adam, sgd) = (Some(Stepping::Normalized), Some(Stepping::Proportional));
+    for (at, (said, used)) in [
+        ([adam, adam, sgd], "quinary"),
+        ([adam, adam, None], "quinary"),
+        ([adam, adam, adam], "ternary"),
+        ([sgd, sgd, sgd], "ternary"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        said.into_iter().enumerate().for_each(|(rank, stepping)| tell(rank, stepping));
+        step(&case, &members, WARMUP + at as u64, None);
+        for member in &members {
+            assert_eq!(member.engine.gradient_counts().0.method, used, "{said:?}");
+        }
     }
 }
 
 #[test]
 fn infinity_and_nan_reach_all_ranks_and_enter_nothing() {
-    for bad in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
-        let case = case(Levels::Int3, vec![0, 1, 2], Element::F32);
+    for (bad, levels) in [
+        (f32::INFINITY, Levels::Int3),
+        (f32::NEG_INFINITY, Levels::Ternary),
+        (f32::NAN, Levels::Int3),
+        (f32::NAN, Levels::Ternary),
+    ] {
+        let case = case(levels, vec![0, 1, 2], Element::F32);
         let members = case.members();
         for at in 0..WARMUP + 1 {
             step(&case, &members, at, None);
@@ -170,11 +244,14 @@ fn infinity_and_nan_reach_all_ranks_and_enter_nothing() {
 
 #[test]
 fn a_rank_that_has_run_out_of_data_takes_part() {
-    let case = case(Levels::Int3, vec![0, 1, 2], Element::F32);
-    let members = case.members();
-    for at in 0..STEPS {
-        let joined = (at > WARMUP).then_some(2);
-        step(&case, &members, at, joined);
+    for levels in [Levels::Int3, Levels::Ternary] {
+        let case = case(levels, vec![0, 1, 2], Element::F32);
+        let members = case.members();
+        for at in 0..STEPS {
+            let joined = (at > WARMUP).then_some(2);
+            step(&case, &members, at, joined);
+        }
+        assert_eq!(members[2].engine.gradient_counts().0.method, levels.name());
     }
 }
 

@@ -7,8 +7,8 @@ use super::{
     exchange_as, gradients,
 };
 use crate::codec::Momentum;
-use crate::codec::quantizer::Levels;
-use crate::engine::tests::gradient_case::{Case, two_hosts};
+use crate::codec::quantizer::{Levels, Stepping};
+use crate::engine::tests::gradient_case::{Case, quantizers, two_hosts};
 use crate::gradients::Method;
 use crate::observe::gradient_counters::Stage;
 use crate::simd::element::Element;
@@ -20,7 +20,13 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// each host.
 fn case(levels: Levels, hosts: Vec<usize>, element: Element) -> Case {
     let buckets = vec![40 * 640 + 321, 37, 48 * 640, 5000];
-    Case { method: Method::Quantized(levels), hosts, element, ..two_hosts(buckets) }
+    let stepping = Some(Stepping::Normalized);
+    Case { method: Method::Quantized(levels), hosts, element, stepping, ..two_hosts(buckets) }
+}
+
+/// The same for an optimizer of this kind.
+fn case_for(quantizer: (Levels, Stepping), hosts: Vec<usize>, element: Element) -> Case {
+    Case { stepping: Some(quantizer.1), ..case(quantizer.0, hosts, element) }
 }
 
 /// All sums are in the order of the ring, as on the CPU.
@@ -35,9 +41,9 @@ fn ready() -> Standin {
 #[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
 fn two_hosts_get_bit_for_bit_what_the_cpu_engine_gives_with_all_levels_and_types() {
     let standin = ready();
-    for levels in Levels::ALL {
+    for quantizer in quantizers() {
         for element in [Element::F32, Element::F16, Element::BF16] {
-            check_on_both(&case(levels, vec![0, 1], element), 6);
+            check_on_both(&case_for(quantizer, vec![0, 1], element), 6);
         }
     }
     standin.assert_clean();
@@ -50,11 +56,17 @@ fn more_hosts_and_ranks_get_bit_for_bit_what_the_cpu_engine_gives() {
     // A slow NCCL: everything else is on the stream long before.
     standin.delay_nccl(300);
     for hosts in [vec![0, 1, 2], vec![0, 0, 1, 1], vec![0, 1, 2, 3], vec![0, 1, 0, 1, 1]] {
-        for levels in [Levels::Int8, Levels::Int3, Levels::Ternary] {
-            for fusion_bytes in [0, usize::MAX] {
-                let case = Case { fusion_bytes, ..case(levels, hosts.clone(), Element::F32) };
-                check_on_both(&case, 4);
-            }
+        for (quantizer, fusion_bytes) in [
+            ((Levels::Int8, Stepping::Normalized), 0),
+            ((Levels::Int8, Stepping::Normalized), usize::MAX),
+            ((Levels::Int3, Stepping::Normalized), 0),
+            ((Levels::Int3, Stepping::Proportional), usize::MAX),
+            ((Levels::Ternary, Stepping::Normalized), 0),
+            ((Levels::Ternary, Stepping::Normalized), usize::MAX),
+            ((Levels::Ternary, Stepping::Proportional), usize::MAX),
+        ] {
+            let case = case_for(quantizer, hosts.clone(), Element::F32);
+            check_on_both(&Case { fusion_bytes, ..case }, 4);
         }
     }
     standin.assert_clean();
@@ -64,7 +76,9 @@ fn more_hosts_and_ranks_get_bit_for_bit_what_the_cpu_engine_gives() {
 #[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
 fn many_steps_are_those_of_the_cpu_so_that_all_sizes_are_followed() {
     let standin = ready();
-    check_on_both(&case(Levels::Int3, vec![0, 1, 2], Element::F32), 20);
+    for levels in [Levels::Int3, Levels::Ternary] {
+        check_on_both(&case(levels, vec![0, 1, 2], Element::F32), 20);
+    }
     standin.assert_clean();
 }
 
@@ -73,15 +87,16 @@ fn many_steps_are_those_of_the_cpu_so_that_all_sizes_are_followed() {
 fn skipped_steps_new_scales_poison_momentum_and_loaded_states_are_as_on_the_cpu() {
     let standin = ready();
     let momentum = Some(Momentum { factor: 0.9, nesterov: true });
-    for (levels, element, momentum) in [
-        (Levels::Int8, Element::F32, None),
-        (Levels::Int4, Element::BF16, None),
-        (Levels::Int3, Element::F32, momentum),
-        (Levels::Quinary, Element::F16, None),
-        (Levels::Ternary, Element::F32, None),
+    for (quantizer, element, momentum) in [
+        ((Levels::Int8, Stepping::Normalized), Element::F32, None),
+        ((Levels::Int4, Stepping::Proportional), Element::BF16, None),
+        ((Levels::Int3, Stepping::Normalized), Element::F32, momentum),
+        ((Levels::Quinary, Stepping::Normalized), Element::F16, None),
+        ((Levels::Ternary, Stepping::Normalized), Element::F32, None),
+        ((Levels::Ternary, Stepping::Proportional), Element::F32, momentum),
     ] {
         let buckets = vec![21 * 640, 2000, 40 * 640 + 1];
-        check_in_trouble(&Case { buckets, momentum, ..case(levels, vec![0, 1], element) });
+        check_in_trouble(&Case { buckets, momentum, ..case_for(quantizer, vec![0, 1], element) });
     }
     standin.assert_clean();
 }
@@ -90,8 +105,12 @@ fn skipped_steps_new_scales_poison_momentum_and_loaded_states_are_as_on_the_cpu(
 #[ignore = "needs the stand-in: tests/gpu/test_engine.py runs it"]
 fn gradients_that_are_not_finite_on_any_of_three_hosts_are_as_on_the_cpu() {
     let standin = ready();
-    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        let case = case(Levels::Int3, vec![0, 1, 2], Element::F32);
+    for (bad, levels) in [
+        (f32::NAN, Levels::Int3),
+        (f32::INFINITY, Levels::Ternary),
+        (f32::NEG_INFINITY, Levels::Int3),
+    ] {
+        let case = case(levels, vec![0, 1, 2], Element::F32);
         let (on_cpu, on_gpu) = (case.members(), case.members());
         let gpus = gpus(&on_gpu);
         for step in 0..7 {
