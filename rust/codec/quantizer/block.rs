@@ -4,8 +4,8 @@
 
 use super::floats::{add_feedback, by_set, dot, largest, sum_of};
 use super::levels::{
-    BLOCK, Int3, Int4, Int8, LEVEL_BYTES, Levels, Packing, Quinary, Symbols, Ternary, multiple,
-    nearest, outermost,
+    BLOCK, Int3, Int4, Int8, LEVEL_BYTES, Levels, PARTS, Packing, Quinary, Symbols, Ternary,
+    multiple, nearest, outermost,
 };
 use super::rules::{Quantizer, Rounding};
 use super::sizes::{self, EqualSteps, Steps};
@@ -18,9 +18,6 @@ use crate::simd::number::Stored;
 
 /// Sums of squares within these bounds are neither subnormal nor near overflow.
 const ORDINARY: std::ops::RangeInclusive<f32> = 1e-30..=1e30;
-
-/// The passes over a block take so many floats at a time.
-const PARTS: usize = BLOCK / LANES;
 
 /// The largest level that bf16 can hold.
 const LARGEST_LEVEL: f32 = f32::from_bits(0x7f7f_0000);

@@ -7,8 +7,13 @@
 //! bits) holds one symbol of each plane. So packing works on whole rows of bytes at a time, without
 //! moving any sideways.
 
+use crate::simd::lanes::LANES;
+
 /// Elements in a block. Divisible by the number of symbols in a byte or word of every kind.
 pub const BLOCK: usize = 640;
+
+/// Passes over a block take [`LANES`] elements at a time, so many times.
+pub const PARTS: usize = BLOCK / LANES;
 
 /// Bytes of a block's level, which come before its symbols.
 pub const LEVEL_BYTES: usize = 2;

@@ -9,8 +9,9 @@
 //! and the first updates count the same.
 
 use super::floats::{self, by_set};
-use super::levels::BLOCK;
+use super::levels::{BLOCK, PARTS};
 use crate::codec::gradient::Gradient;
+use crate::simd::blocks::Upcoming;
 use crate::simd::half_precision::BF16;
 use crate::simd::instruction_set::{InstructionSet, for_each_instruction_set};
 use crate::simd::lanes::LANES;
@@ -66,25 +67,37 @@ pub(super) fn follow_with(
     assert!(set.is_available(), "this CPU does not have {set:?}");
     let Turn { first, kept } = Turn::at(step);
     let mut numbers = [0.0; BLOCK];
-    for block in (first..sizes.len().div_ceil(BLOCK)).step_by(TURNS as usize) {
-        let range = block * BLOCK..sizes.len().min((block + 1) * BLOCK);
+    let (count, turns) = (sizes.len(), TURNS as usize);
+    let range_of = |block: usize| block * BLOCK..count.min((block + 1) * BLOCK);
+    for block in (first..count.div_ceil(BLOCK)).step_by(turns) {
+        let range = range_of(block);
         floats::read(&delivered.part(range.clone()), &mut numbers);
         numbers[range.len()..].fill(0.0);
-        if floats::largest(&numbers).is_finite() {
-            by_set!(set, follow_kernel[](&mut sizes[range], &numbers, kept));
+        if !floats::largest(&numbers).is_finite() {
+            continue;
         }
+        // No CPU expects that the next block is so far away.
+        let before_next = range_of(block + turns - 1);
+        let next = match before_next.end + BLOCK <= count {
+            true => [
+                delivered.part(before_next.clone()).upcoming(PARTS),
+                Upcoming::after(&sizes[before_next], PARTS),
+            ],
+            false => [Upcoming::NOTHING; 2],
+        };
+        by_set!(set, follow_kernel[](&mut sizes[range], &numbers, kept, &next));
     }
 }
 
 for_each_instruction_set! {
     mod follow_kernel = follow_block;
-    <>(sizes: &mut [u16], delivered: &[f32; BLOCK], kept: f32)
+    <>(sizes: &mut [u16], delivered: &[f32; BLOCK], kept: f32, next: &[Upcoming])
 }
 
 /// # Safety
 /// None; the macro wants it.
 #[inline(always)]
-unsafe fn follow_block(sizes: &mut [u16], delivered: &[f32; BLOCK], kept: f32) {
+unsafe fn follow_block(sizes: &mut [u16], delivered: &[f32; BLOCK], kept: f32, next: &[Upcoming]) {
     let mut numbers = *delivered;
     for number in &mut numbers {
         *number = number.clamp(-LARGEST_SIZE, LARGEST_SIZE);
@@ -94,11 +107,15 @@ unsafe fn follow_block(sizes: &mut [u16], delivered: &[f32; BLOCK], kept: f32) {
         true => (floats::dot(&numbers, &numbers) / sizes.len() as f32, KEPT_AT_FIRST),
         false => (0.0, kept),
     };
-    for (size, number) in sizes.iter_mut().zip(&numbers) {
-        let before = BF16(*size).widen();
-        let before = before * before + first;
-        let squares = kept * before + (1.0 - kept) * (number * number);
-        *size = BF16::narrow(squares.sqrt()).0;
+    let parts = sizes.chunks_mut(LANES).zip(numbers.chunks_exact(LANES));
+    for (part, (sizes, numbers)) in parts.enumerate() {
+        next.iter().for_each(|upcoming| upcoming.prefetch(part));
+        for (size, number) in sizes.iter_mut().zip(numbers) {
+            let before = BF16(*size).widen();
+            let before = before * before + first;
+            let squares = kept * before + (1.0 - kept) * (number * number);
+            *size = BF16::narrow(squares.sqrt()).0;
+        }
     }
 }
 
