@@ -46,7 +46,7 @@ class Options:
         audit_steps: how often a part of a bucket is also exchanged exactly, to compare; 0: never.
         density: with ``chunks``, fraction of chunks sent, over 0 and up to 1.
         chunk: with ``chunks``, elements in a chunk.
-        warmup_steps: exact steps at the start.
+        warmup_steps: exact steps at the start; ``auto`` may take ``fp16`` or ``int8`` in them.
         ramp_steps: with ``chunks``, steps from dense to ``density``.
         wire: with ``chunks``, element type on the wire, ``fp16``, ``bf16`` or ``fp32``.
         fusion_bytes: how much gradient one exchange carries; 0 fuses nothing.

@@ -52,8 +52,8 @@ pub struct Quantizer {
 }
 
 impl Quantizer {
-    /// The quantiser with these levels. The constants are what trainings on simulated ranks were
-    /// best with (docs/codecs.md).
+    /// The quantiser with these levels. The constants are what trainings were best with
+    /// (docs/codecs.md).
     pub fn new(levels: Levels, stepping: Stepping) -> Quantizer {
         let margin = match stepping {
             // A gradient that is somewhat smaller everywhere is the same to such an optimizer, and
@@ -62,16 +62,21 @@ impl Quantizer {
             Stepping::Proportional => 1.0,
         };
         let unbiased = |step| Rounding::Unbiased { step, margin };
-        let (rounding, feedback, uses_sizes) = match (levels, stepping) {
-            (Levels::Int8, _) => (Rounding::ToMaximum, 1.0, false),
-            (Levels::Int4, _) => (unbiased(0.4), 0.5, true),
-            (Levels::Int3, _) => (unbiased(0.5), 0.5, true),
-            (Levels::Quinary, _) => (unbiased(0.75), 0.5, true),
-            (Levels::Ternary, Stepping::Normalized) => (unbiased(1.25), 0.75, true),
+        let rounding = match levels {
+            Levels::Int8 => Rounding::ToMaximum,
+            Levels::Int4 => unbiased(0.4),
+            Levels::Int3 => unbiased(0.5),
+            Levels::Quinary => unbiased(0.75),
+            Levels::Ternary => unbiased(1.25),
+        };
+        let uses_sizes = match (levels, stepping) {
+            (Levels::Int8, _) => false,
             // With sizes, three levels are too coarse for the largest elements, and those are what
             // such an optimizer steps by.
-            (Levels::Ternary, Stepping::Proportional) => (unbiased(1.25), 0.5, false),
+            (Levels::Ternary, Stepping::Proportional) => false,
+            _ => true,
         };
+        let feedback = if levels == Levels::Int8 { 1.0 } else { 0.75 };
         Quantizer { levels, rounding, feedback, uses_sizes }
     }
 

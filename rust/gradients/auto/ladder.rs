@@ -18,10 +18,11 @@ pub const LADDER: [Method; 7] = [
 /// By method: the variance that it adds to a gradient, relative to the gradient's own, as audits found it
 /// in `gflow bench quality` (docs/codecs.md). A method with noise `q` needs at most `1 + q` times the
 /// steps.
-pub const EXPECTED_NOISE: [f64; LADDER.len()] = [0.0, 0.0, 0.001, 0.05, 0.12, 0.2, 0.5];
+pub const EXPECTED_NOISE: [f64; LADDER.len()] = [0.0, 0.0, 0.001, 0.05, 0.15, 0.25, 0.6];
 
-/// So many times what is expected of a method, no audit of the benchmark found: the most was two and a half.
-const UNEXPECTED: f64 = 3.0;
+/// So many times what is expected of a method, no audit of the benchmark found: the most was four, in
+/// embeddings of rare words, which did no harm.
+const UNEXPECTED: f64 = 5.0;
 /// So much is too little to matter with any method.
 const NEGLIGIBLE: f64 = 0.01;
 
