@@ -656,6 +656,15 @@ def test_a_report_compares_trainings_with_the_same_seed() -> None:
     ]
 
 
+def test_trainings_over_a_link_are_compared_with_dense_over_any_as_it_is_the_same() -> None:
+    from gflow.bench.quality.report import tables
+
+    rows = [row_of(loss=2.0), row_of(method="auto", loss=2.04, rate=10**8)]
+    rows += [row_of(hosts=4, loss=3.0), row_of(steps=10, loss=3.0)]
+    auto = next(line for line in tables(rows).splitlines() if line.startswith("| auto"))
+    assert "+2.00 %" in auto
+
+
 def test_a_sweep_names_the_best_learning_rate_and_whether_it_is_at_an_edge() -> None:
     from gflow.bench.quality.report import tables
     from gflow.bench.quality.tasks import TASKS

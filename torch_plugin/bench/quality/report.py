@@ -100,8 +100,8 @@ def tables(rows: Sequence[Row]) -> str:
         compared = [row for row in own if _learning_rate(row) == TASKS[setting.task].learning_rate]
         methods = _grouped(compared, _method)
         parts.append(f"## {setting.title}\n\n{_words(own)}")
-        if len(methods) > 1 or len(sweep) == 1:
-            parts.append(_method_table(methods))
+        if len(methods) > 1 or len(sweep) <= 1:
+            parts.append(_method_table(methods, _dense(rows, setting)))
         if len(sweep) > 1:
             parts.append(_sweep_table(sweep))
         parts += [f"note: {text}" for text in _warnings(own)]
@@ -125,8 +125,19 @@ def _words(rows: Sequence[Row]) -> str:
     return f"{task.summary}. {rows[0]['parameters']} parameters, torch {torch}."
 
 
-def _method_table(methods: dict[str, list[Row]]) -> str:
-    dense = methods.get(DENSE, [])
+def _dense(rows: Sequence[Row], setting: Setting) -> list[Row]:
+    """Dense of a setting; without any, that over other links: exact sums are the same on all."""
+    dense = [
+        row
+        for row in rows
+        if _method(row) == DENSE and _learning_rate(row) == TASKS[setting.task].learning_rate
+    ]
+    anywhere = setting._replace(rate=None)
+    own = [row for row in dense if Setting.of(row) == setting]
+    return own or [row for row in dense if Setting.of(row)._replace(rate=None) == anywhere]
+
+
+def _method_table(methods: dict[str, list[Row]], dense: Sequence[Row]) -> str:
     cells = []
     for method, own in methods.items():
         difference = above_dense(own, dense) if method != DENSE else None
@@ -241,11 +252,12 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     # A method looks the same in all panels.
     looks = _looks(dict.fromkeys(method for methods in settings.values() for method in methods))
     for (setting, methods), (steps, times, differences) in zip(settings.items(), grid, strict=True):
+        dense = _dense(rows, setting)
         for method, own in methods.items():
             _draw(steps, own, "step", method, looks[method])
             _draw(times, own, "seconds", method, looks[method])
-            if method != DENSE and DENSE in methods:
-                _draw_difference(differences, own, methods[DENSE], method, looks[method])
+            if method != DENSE:
+                _draw_difference(differences, own, dense, method, looks[method])
         steps.set_title(setting.title, loc="left", fontsize=10)
         steps.set_ylabel("held-out loss")
         steps.legend(frameon=False, fontsize=8)
