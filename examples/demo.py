@@ -202,7 +202,7 @@ def announce(testbed: Testbed, args: argparse.Namespace) -> None:
     own = " ".join(f"{name}={value}" for name, value in gflow_environment().items())
     task = TASKS[args.task]
     recipe = task.recipe.format(steps=args.steps, learning_rate=args.learning_rate)
-    if args.learning_rate != task.learning_rate:
+    if args.learning_rate != task.learning_rate and "{learning_rate" not in task.recipe:
         recipe += f" (learning rate {args.learning_rate:g})"
     print(
         f"Comparing {', '.join(method.label for method in args.methods)}: {task.summary},\n"

@@ -363,7 +363,7 @@ def _expect_steppings(
         saved = saved_model(state, names_of(model), index)
         if saved is not None:
             names = [name for name, _ in saved["parameters"]]
-            known = zip(names, saved["stepping"], strict=True)
+            known = zip(names, _steppings_of(saved), strict=True)
             kinds |= {own[name]: kind for name, kind in known if kind and name in own}
         parameters = list(own.values())
         contents += [
@@ -371,6 +371,12 @@ def _expect_steppings(
             for bucket in buckets[index]
         ]
     stepping.expect(group, kinds, contents)
+
+
+def _steppings_of(model: dict[str, Any]) -> list[str]:
+    """The kinds of optimizers by parameter; unknown in states of before they were saved."""
+    kinds: list[str] = model.get("stepping", [""] * len(model["parameters"]))
+    return kinds
 
 
 def _refuse_twins(names: list[list[list[Any]]], models: Models) -> None:
@@ -416,7 +422,7 @@ def _check(state: dict[str, Any]) -> None:
     for model in state["models"]:
         sizes = [numel for name, numel in model["parameters"] if isinstance(name, str)]
         _require(len(sizes) == len(model["parameters"]), "a parameter without a name")
-        kinds = model["stepping"]
+        kinds = _steppings_of(model)
         known = set(kinds) <= {"", *stepping.NAMES.values()} and len(kinds) == len(sizes)
         _require(known, f"optimizers that step {kinds!r}")
         laid_out = sorted(number for bucket in model["layout"] for number in bucket)

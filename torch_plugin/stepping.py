@@ -54,15 +54,15 @@ Contents = tuple[int, Sequence[torch.Tensor]]
 _seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
 #: Those that were not known at their first step, when they had kept nothing yet.
 _unknown_at_first: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-#: The kinds of those that are known, whatever group their parameters belong to, or none yet.
+#: The kinds of those that have stepped, empty for one that is not known, whatever group their
+#: parameters belong to, or none yet.
 _kinds: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = weakref.WeakKeyDictionary()
-#: How often ``_kinds`` has changed.
-_changes = 0
+#: How often optimizers were added to ``_kinds``.
+_additions = 0
 #: For parameters of a state that was loaded: the kind of the optimizer that was seen before.
 _expected = WeakTensorKeyDictionary()
-#: For each group that follows its optimizers, by name: what its engine was told last comes from
-#: these optimizers and buckets.
-_told: dict[str, tuple[int, list[tuple[int, int, int]]]] = {}
+#: Each group that follows its optimizers, by name.
+_following: dict[str, _Following] = {}
 _is_watching = False
 
 
@@ -74,6 +74,12 @@ def kind_of(optimizer: torch.optim.Optimizer) -> str:
         >>> kind_of(torch.optim.AdamW(model.parameters()))
         'normalized'
     """
+    # One that holds another steps by it, as torch's ZeRO does.
+    held = [one for one in vars(optimizer).values() if isinstance(one, torch.optim.Optimizer)]
+    return _own_kind_of(optimizer) or _together({_own_kind_of(one) for one in held})
+
+
+def _own_kind_of(optimizer: torch.optim.Optimizer) -> str:
     # An optimizer that inherits from one of torch's steps like it.
     for ancestor in type(optimizer).__mro__:
         if ancestor.__module__.split(".")[0] == "torch":
@@ -81,10 +87,6 @@ def kind_of(optimizer: torch.optim.Optimizer) -> str:
                 return "normalized"
             if ancestor.__name__ in _PROPORTIONAL:
                 return "proportional"
-    # One that holds another steps by it, as torch's ZeRO does.
-    held = [one for one in vars(optimizer).values() if isinstance(one, torch.optim.Optimizer)]
-    if held:
-        return _together({kind_of(one) for one in held})
     kept = {name for state in optimizer.state.values() for name in state}
     return "normalized" if kept & _SIZES or kept >= _MOMENTS else ""
 
@@ -92,9 +94,9 @@ def kind_of(optimizer: torch.optim.Optimizer) -> str:
 def follow(group: str, backend: Any, option: str) -> None:
     """Tell a new group what its option ``optimizer`` says, or else which optimizers step."""
     global _is_watching
-    _told.pop(group, None)
+    _following.pop(group, None)
     if option == "auto":
-        _told[group] = (-1, [])
+        _following[group] = _Following()
     else:
         native.library.set_stepping(backend, NAMES[option], [])
     if not _is_watching:
@@ -113,28 +115,23 @@ def expect(
 ) -> None:
     """Go on with the kinds of a saved state until an optimizer is seen: gradients come first."""
     _expected.update(kinds)
-    if group.group_name in _told:
-        _tell(group, contents)
+    if group.group_name in _following:
+        _following[group.group_name].tell(group, contents)
 
 
 def _look_at(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Before a step of any optimizer: tell the groups what is new of optimizers and buckets."""
     _take_note_of(optimizer)
-    if not _told or not dist.is_initialized():
+    if not _following or not dist.is_initialized():
         return
     for group, name in list(dist.distributed_c10d._world.pg_names.items()):
         # The name may be that of an earlier group, which was gflow's.
-        if name not in _told or not is_served_by_gflow(group):
-            continue
-        # Buckets are laid out anew after the first step, and by every new model.
-        now = (_changes, native.library.live_buckets(backend_of(group)))
-        if _told[name] != now:
-            _told[name] = now
-            _tell(group, buckets_in_use(models_of(group, None), backend_of(group)))
+        if name in _following and is_served_by_gflow(group):
+            _following[name].look(group)
 
 
 def _take_note_of(optimizer: torch.optim.Optimizer) -> None:
-    global _changes
+    global _additions
     parameters = sum(len(params["params"]) for params in optimizer.param_groups)
     if _seen.get(optimizer) == parameters:
         return
@@ -144,13 +141,12 @@ def _take_note_of(optimizer: torch.optim.Optimizer) -> None:
         _unknown_at_first.add(optimizer)
         return
     _seen[optimizer] = parameters
-    if kind:
-        _kinds[optimizer] = kind
-        _changes += 1
+    _kinds[optimizer] = kind
+    _additions += 1
 
 
 def _kinds_by_number() -> dict[int, set[str]]:
-    """For each parameter of optimizers that are known, by its id: their kinds."""
+    """For each parameter of optimizers that have stepped, by its id: their kinds."""
     found: dict[int, set[str]] = {}
     for optimizer, kind in list(_kinds.items()):
         for params in optimizer.param_groups:
@@ -169,20 +165,50 @@ def _together(kinds: Collection[str]) -> str:
     return next(iter(kinds)) if len(kinds) == 1 else ""
 
 
-def _tell(group: dist.ProcessGroup, contents: list[Contents]) -> None:
-    by_number = _kinds_by_number()
-    numbers: dict[str, list[int]] = {}
-    for number, parameters in contents:
-        # A parameter that is unknown makes its bucket unknown.
-        kind = _together({_kind_for(parameter, by_number) for parameter in parameters})
-        numbers.setdefault(kind, []).append(number)
-    log = GroupLogger.of_group(group)
-    try:
-        for kind, buckets in numbers.items():
+def _alive(references: Iterable[weakref.ref[torch.Tensor]]) -> list[torch.Tensor]:
+    found = (reference() for reference in references)
+    return [tensor for tensor in found if tensor is not None]
+
+
+class _Following:
+    """What the engine of a group was told last, and what that came from."""
+
+    def __init__(self) -> None:
+        self._optimizers = (-1, -1)
+        self._live: list[tuple[int, int, int]] = []
+        # Weakly: nothing here may keep a model.
+        self._contents: list[tuple[int, list[weakref.ref[torch.Tensor]]]] = []
+        self._told: dict[int, str] = {}
+
+    def look(self, group: dist.ProcessGroup) -> None:
+        """Tell the engine what is new of optimizers and buckets, if anything is."""
+        optimizers = (_additions, len(_kinds))
+        live = native.library.live_buckets(backend_of(group))
+        if optimizers == self._optimizers and live == self._live:
+            return
+        try:
+            # Buckets are laid out anew after the first step, and by every new model.
+            if live != self._live:
+                found = buckets_in_use(models_of(group, None), backend_of(group))
+                self._contents = [(number, [*map(weakref.ref, own)]) for number, own in found]
+            self.tell(group, [(number, _alive(own)) for number, own in self._contents])
+        except RuntimeError as error:
+            # No error of ours may end an optimizer's step. What is not known costs some bytes.
+            GroupLogger.of_group(group).debug("not told of the optimizer: %s", error)
+        self._optimizers, self._live = optimizers, live
+
+    def tell(self, group: dist.ProcessGroup, contents: list[Contents]) -> None:
+        """Tell the engine the kind of each of these buckets that it does not know yet."""
+        by_number = _kinds_by_number()
+        news: dict[str, list[int]] = {}
+        for number, parameters in contents:
+            # A parameter that is unknown makes its bucket unknown.
+            kind = _together({_kind_for(parameter, by_number) for parameter in parameters})
+            if self._told.get(number, "") != kind:
+                news.setdefault(kind, []).append(number)
+        for kind, buckets in sorted(news.items()):
             native.library.set_stepping(backend_of(group), kind, buckets)
-    except RuntimeError as error:
-        # The group has failed or was closed. Its next collective says so, not the optimizer.
-        log.debug("not told of the optimizer: %s", error)
-    else:
-        for kind, buckets in sorted(numbers.items()):
-            log.info("the optimizer steps: %s for buckets %s", kind or "unknown or mixed", buckets)
+            self._told |= dict.fromkeys(buckets, kind)
+            GroupLogger.of_group(group).info(
+                "the optimizer steps: %s for buckets %s", kind or "unknown or mixed", buckets
+            )

@@ -35,6 +35,11 @@ impl Coding {
         matches!(self, Coding::Chunks { density, wire: Wire::F32 } if *density >= 1.0)
     }
 
+    /// Whether it needs the sizes of elements.
+    pub fn uses_sizes(&self) -> bool {
+        matches!(self, Coding::Quantized(Quantizer { uses_sizes: true, .. }))
+    }
+
     /// Its name in the options.
     pub fn name(&self) -> &'static str {
         match self {

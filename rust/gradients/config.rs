@@ -107,8 +107,7 @@ impl CompressionConfig {
             return Treatment::Exact(WhyExact::ElementType);
         }
         let is_warming_up = step < self.schedule.warmup_steps;
-        let is_exact = is_warming_up && (self.method != Method::Auto || chosen == Method::Exact);
-        if is_exact || step < STEPS_UNTIL_STABLE {
+        if step < STEPS_UNTIL_STABLE || (is_warming_up && self.method != Method::Auto) {
             return Treatment::Exact(WhyExact::WarmUp);
         }
         let method = match (self.method, is_warming_up) {
@@ -129,6 +128,14 @@ impl CompressionConfig {
         }
     }
 
+    /// What [`Method::Auto`] stands for on a device at this step of a bucket.
+    pub fn auto_on_devices(&self, step: u64) -> Method {
+        match step < self.schedule.warmup_steps {
+            true => Method::Exact,
+            false => Method::Rounded(Wire::F16),
+        }
+    }
+
     /// Whether some bucket may be quantised, so that carriers need links to all other hosts.
     pub fn may_quantize(&self) -> bool {
         matches!(self.method, Method::Quantized(_) | Method::Auto)
@@ -144,8 +151,8 @@ impl CompressionConfig {
         }
     }
 
-    /// Whether they are followed at this step although what it is sent as does not need them: a job that
-    /// compresses already in the warm-up may well take a method that does after it.
+    /// Whether they are followed at this step by what is quantised without them (`int8`): a job that does
+    /// that in the warm-up may well take a method that needs them after it.
     pub fn follows_sizes_ahead(&self, step: u64) -> bool {
         self.method == Method::Auto && step < self.schedule.warmup_steps
     }

@@ -132,7 +132,7 @@ impl DevicePath {
             let needed = Needed {
                 elements: shard.elements(),
                 residual: true,
-                sizes: uses_sizes(plan.coding),
+                sizes: plan.coding.uses_sizes(),
                 momentum: plan.momentum,
                 location: &location,
                 limit,
@@ -406,10 +406,6 @@ static CHUNK_STAGES: [Stage; 5] =
 /// The stages of a quantised exchange, as [`TwoLegExchange::run`] reports them: two legs on the wire.
 static QUANTIZED_STAGES: [Stage; 5] =
     [Stage::Pack, Stage::Wire, Stage::Sum, Stage::Wire, Stage::Unpack];
-
-fn uses_sizes(coding: Coding) -> bool {
-    matches!(coding, Coding::Quantized(Quantizer { uses_sizes: true, .. }))
-}
 
 /// Counts what the device has measured of something that is complete there.
 fn count_report(

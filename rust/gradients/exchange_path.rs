@@ -11,7 +11,6 @@ use super::failure::ExchangeFailure;
 use super::fused_bucket::{FusedBucket, Tensor};
 use super::state_buffer::{Location, StateBuffer};
 use super::store::BucketStore;
-use crate::codec::quantizer::Quantizer;
 use crate::codec::{Coding, Momentum};
 use crate::collective::fabric::Fabric;
 use crate::collective::span::Span;
@@ -49,8 +48,7 @@ pub struct ExchangePlan<'a> {
 impl ExchangePlan<'_> {
     /// Whether the sizes of a bucket's elements are followed at this step, by what is delivered.
     pub fn follows_sizes(&self, step: u64) -> bool {
-        matches!(self.coding, Coding::Quantized(Quantizer { uses_sizes: true, .. }))
-            || self.config.follows_sizes_ahead(step)
+        self.coding.uses_sizes() || self.config.follows_sizes_ahead(step)
     }
 }
 

@@ -62,11 +62,15 @@ impl Exchanger {
 
     /// Decides how a bucket is exchanged in this step, and logs where that is new.
     pub fn decide_treatment(&mut self, bucket: &AgreedBucket, tensor: &Tensor) -> Treatment {
-        // Devices report their times too late to choose by them.
-        let on_device = tensor.device_slot() != 0;
-        let chosen = if on_device { Method::Rounded(Wire::F16) } else { self.auto.method() };
         let wanted = match &self.config {
-            Some(config) => config.treatment(bucket.step, tensor.element, bucket.stepping, chosen),
+            Some(config) => {
+                let chosen = match tensor.device_slot() {
+                    0 => self.auto.method(),
+                    // Devices report their times too late to choose by them.
+                    _ => config.auto_on_devices(bucket.step),
+                };
+                config.treatment(bucket.step, tensor.element, bucket.stepping, chosen)
+            }
             None => Treatment::Exact(WhyExact::Off),
         };
         let may_be_unused = self.store.may_be_unused(bucket.number);
@@ -277,8 +281,11 @@ impl Exchanger {
             let Some(finding) = self.audits.end(&agreed, |range| shard.read(range)) else {
                 continue;
             };
-            for (sum, more) in self.auto.audited.iter_mut().zip(finding.squares) {
-                *sum += more;
+            // A bucket may be sent as something else, in its warm-up or by an unknown optimizer.
+            if finding.certificate.method == self.auto.method().to_string() {
+                for (sum, more) in self.auto.audited.iter_mut().zip(finding.squares) {
+                    *sum += more;
+                }
             }
             report(&finding.certificate, fabric.rank());
             self.counters.certify(finding.certificate);

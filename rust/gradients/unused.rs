@@ -153,9 +153,11 @@ mod tests {
 
     #[test]
     fn a_part_that_was_fed_back_becomes_the_whole_again() {
-        let half = Coding::Quantized(Quantizer::new(Levels::Int3, Stepping::Normalized));
-        let (residual, _, _) = taken_back(half, None, 0..5, true);
-        assert_eq!(residual, [24.0, 20.0, 68.0]);
+        let quantizer = Quantizer::new(Levels::Int3, Stepping::Normalized);
+        let (residual, _, _) = taken_back(Coding::Quantized(quantizer), None, 0..5, true);
+        // What was delivered, and what is kept of it: 2 + 10 and 4 + 30.
+        let whole = |due: f32| due / quantizer.feedback;
+        assert_eq!(residual, [whole(12.0), 20.0, whole(34.0)]);
     }
 
     #[test]

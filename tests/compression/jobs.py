@@ -33,13 +33,13 @@ FEEDBACK = {
     "chunks": 1.0,
     "fp16": 1.0,
     "int8": 1.0,
-    "int3": 0.5,
+    "int3": 0.75,
     "ternary-adam": 0.75,
-    "ternary-sgd": 0.5,
+    "ternary-sgd": 0.75,
     # Like others of these, with other numbers.
     "bf16": 1.0,
-    "int4": 0.5,
-    "quinary": 0.5,
+    "int4": 0.75,
+    "quinary": 0.75,
 }
 FAMILIES = ("chunks", "fp16", "int8", "int3", "ternary-adam", "ternary-sgd")
 # As arguments of tests.

@@ -329,3 +329,34 @@ def test_a_resumed_job_knows_the_optimizers_before_they_step(
             "at once": True,
             "same": True,
         }
+
+
+def resumed_by_another(rank: int, world: int) -> list[str]:
+    """What gradients are sent as by a job that resumes with an optimizer nobody knows."""
+    first = DistributedDataParallel(PrescribedGradients())
+    used_by(first, optimizers_of(first, ["AdamW"]), rank)
+    second = DistributedDataParallel(PrescribedGradients())
+    gflow.load_state_dict(gflow.state_dict(models=[first]), models=[second])
+    return used_by(second, optimizers_of(second, ["KeepsNothing"]), rank)
+
+
+def test_an_optimizer_that_nobody_knows_counts_for_more_than_the_one_of_a_loaded_state(
+    compressing: Callable[..., Team],
+) -> None:
+    for used in compressing(2, method="ternary").run(resumed_by_another):
+        assert used[0] == "ternary"
+        assert used[-1] == "quinary"
+
+
+def stepped_twice(rank: int, world: int) -> list[str]:
+    """What gradients are sent as if a second optimizer, which nobody knows, steps as well."""
+    model = DistributedDataParallel(PrescribedGradients())
+    optimizers = optimizers_of(model, ["AdamW"]) + optimizers_of(model, ["KeepsNothing"])
+    return used_by(model, optimizers, rank)
+
+
+def test_parameters_that_an_unknown_optimizer_steps_by_too_are_not_known(
+    compressing: Callable[..., Team],
+) -> None:
+    for used in compressing(2, method="ternary").run(stepped_twice):
+        assert used[-1] == "quinary"

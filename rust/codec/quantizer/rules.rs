@@ -69,13 +69,12 @@ impl Quantizer {
             Levels::Quinary => unbiased(0.75),
             Levels::Ternary => unbiased(1.25),
         };
-        let uses_sizes = match (levels, stepping) {
-            (Levels::Int8, _) => false,
-            // With sizes, three levels are too coarse for the largest elements, and those are what
-            // such an optimizer steps by.
-            (Levels::Ternary, Stepping::Proportional) => false,
-            _ => true,
-        };
+        // With sizes, three levels are too coarse for the largest elements, and those are what an
+        // optimizer that steps in proportion steps by.
+        let uses_sizes = !matches!(
+            (levels, stepping),
+            (Levels::Int8, _) | (Levels::Ternary, Stepping::Proportional)
+        );
         let feedback = if levels == Levels::Int8 { 1.0 } else { 0.75 };
         Quantizer { levels, rounding, feedback, uses_sizes }
     }

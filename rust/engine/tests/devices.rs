@@ -96,6 +96,7 @@ fn on_both(hosts: Vec<usize>, element: Element, momentum: Option<Momentum>) -> C
         in_arena: false,
         on_gpus: false,
         stepping: None,
+        warmup: cpu::WARMUP,
         seed: 11,
     }
 }

@@ -38,6 +38,8 @@ pub struct Case {
     pub on_gpus: bool,
     /// What the optimizer does on all ranks. Without it, three levels are never used.
     pub stepping: Option<Stepping>,
+    /// Steps of the warm-up.
+    pub warmup: u64,
     pub seed: u64,
 }
 
@@ -92,6 +94,7 @@ pub fn cases() -> impl Strategy<Value = Case> {
             in_arena,
             on_gpus: false,
             stepping: None,
+            warmup: WARMUP,
             seed,
         },
     )
@@ -111,13 +114,14 @@ pub fn two_hosts(buckets: Vec<usize>) -> Case {
         in_arena: false,
         on_gpus: false,
         stepping: None,
+        warmup: WARMUP,
         seed: 7,
     }
 }
 
 impl Case {
     pub fn members(&self) -> Vec<Member> {
-        let schedule = Schedule { density: self.density, warmup_steps: WARMUP, ramp_steps: 0 };
+        let schedule = Schedule { density: self.density, warmup_steps: self.warmup, ramp_steps: 0 };
         let (chunk, wire, fusion_bytes) = (self.chunk, self.wire, self.fusion_bytes);
         let sample = CompressionConfig::sample(self.method, schedule);
         let config = CompressionConfig { chunk, wire, fusion_bytes, ..sample };

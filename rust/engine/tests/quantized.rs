@@ -273,6 +273,28 @@ fn all_ranks_choose_the_same_method_however_differently_they_run() {
 }
 
 #[test]
+fn in_the_warm_up_of_auto_int8_prepares_the_sizes_for_what_comes_after_it() {
+    let warmup = 12;
+    let case = case(Levels::Int3, vec![0, 1, 2], Element::F32);
+    let case = Case { method: Method::Auto, warmup, ..case };
+    let members = case.members();
+    let used = || members[0].engine.gradient_counts().0.method;
+    for member in &members {
+        let coarse = Method::Quantized(Levels::Int3);
+        member.engine.set_chosen_method(coarse, LIMIT).unwrap();
+    }
+    for at in 0..warmup {
+        step(&case, &members, at, (at == 5).then_some(2));
+        assert_eq!(used(), if at < WARMUP { "exact" } else { "int8" }, "step {at}");
+    }
+    let sizes = |member: &Member| kept_of(&member.engine, 1).sizes;
+    assert!(sizes(&members[0]).iter().all(|size| *size > 0.0), "each has its size");
+    assert!(members.iter().all(|member| sizes(member) == sizes(&members[0])));
+    step(&case, &members, warmup, None);
+    assert_eq!(used(), "int3");
+}
+
+#[test]
 fn a_bucket_that_is_exact_again_brings_what_was_kept_of_it() {
     let case = Case { method: Method::Auto, ..case(Levels::Int3, vec![0, 1], Element::F32) };
     let members = case.members();

@@ -48,6 +48,7 @@ impl LinkMeter {
         let of_few = quick_quarter(std::mem::take(&mut self.of_few));
         match quick_quarter(std::mem::take(&mut self.of_many)) {
             Some(of_many) => of_many,
+            None if before == 0.0 => of_few.unwrap_or(0.0),
             None => of_few.map_or(before, |of_few| of_few.min(before)),
         }
     }
@@ -298,6 +299,8 @@ mod tests {
         link.add(2000, 0.001);
         link.add(1_000_000, 3.0);
         assert_eq!(link.take(1e-6), 3e-6);
+        link.add(2000, 0.002);
+        assert_eq!(link.take(0.0), 1e-6, "all that is known is better than nothing");
     }
 
     fn sample(buckets: usize) -> Sample {

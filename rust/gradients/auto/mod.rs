@@ -5,8 +5,8 @@
 //! the steps. So the group takes the method with the least *predicted step time × (1 + q)*, and never one
 //! that saves no time.
 //!
-//! The first steps are exact, and every rank measures its steps, its buckets and its link. At a step that all
-//! ranks know they tell each other what they measured and draw the same conclusion. They look again at the
+//! The first steps are exact, and every rank measures its steps, its buckets and its link. At a step
+//! that all ranks know they tell each other what they measured and draw the same conclusion. They look again at the
 //! end of the warm-up, until which only methods that add no noise are taken, and every few hundred steps. A change that has not paid off is taken back, and not tried again for
 //! some time. Whether it has, is measured: a step now, against one before it, corrected by what has changed
 //! meanwhile (the link may have become slower, and then all steps take longer).
@@ -66,8 +66,10 @@ pub struct Auto {
     max_noise: MaxNoise,
     /// Those of this group, by which all of this is timed.
     steps: StepCount,
-    /// How many of them are left of the warm-up.
+    /// How many of them are left until some bucket is no more warming up.
     warm_up_left: u64,
+    /// The same for the buckets of this step so far.
+    least_warm_up_left: u64,
     /// By method: the step before which it is not chosen.
     barred_until: [u64; LADDER.len()],
     /// By method: the noise to count with, as expected at first, then as audits have found it.
@@ -95,16 +97,18 @@ struct Change {
     from: usize,
     /// What progress cost before.
     cost: f64,
-    /// The same as it was predicted then, for the method before.
-    predicted_cost: f64,
+    /// What was measured before.
+    measure: Measure,
 }
 
 impl Change {
-    /// What progress would cost now without the change: what it cost then, and as much more as whatever
-    /// else has changed since makes of it by prediction.
-    fn cost_without_it(&self, measure: &Measure, noise: &[f64; LADDER.len()]) -> f64 {
-        let ratio = measure.cost(self.from, noise) / self.predicted_cost;
-        if ratio.is_finite() { self.cost * ratio } else { self.cost }
+    /// What progress would cost now without the change: what it cost before, and as much more or less as
+    /// the link has changed since makes of it by prediction. All else that was measured may be different
+    /// because of the change.
+    fn cost_without_it(&self, per_byte: f64) -> f64 {
+        let then = self.measure.predict(self.from);
+        let now = Measure { per_byte, ..self.measure.clone() }.predict(self.from);
+        if then > 0.0 { self.cost * now / then } else { self.cost }
     }
 }
 
@@ -128,8 +132,8 @@ pub struct Choice {
 pub enum Why {
     /// The prediction.
     LeastCost,
-    /// What was tried before, this method, made steps no shorter.
-    DidNotPayOff(Method),
+    /// With what was tried before, this method, steps are no shorter.
+    DoesNotPayOff(Method),
     /// The method before added more noise than is expected of it.
     TooNoisy { before: Method, noise: f64 },
 }
@@ -139,7 +143,8 @@ impl Auto {
         Auto {
             max_noise,
             steps: StepCount::default(),
-            warm_up_left: 0,
+            warm_up_left: u64::MAX,
+            least_warm_up_left: u64::MAX,
             barred_until: [0; LADDER.len()],
             noise: EXPECTED_NOISE,
             now: 0,
@@ -167,13 +172,19 @@ impl Auto {
         self.noise = EXPECTED_NOISE;
         self.next = None;
         self.last_change = None;
+        self.audited = [0.0; 2];
     }
 
     /// Takes the next method with less noise that may be chosen, because this one loses too much.
     fn step_up(&mut self) {
         self.bar(self.now);
-        self.now = (0..self.now).rev().find(|method| self.is_allowed(*method)).unwrap_or(0);
+        self.now = self.allowed_up_to(self.now);
         self.last_change = None;
+    }
+
+    /// The noisiest method that may be chosen, up to this one.
+    fn allowed_up_to(&self, method: usize) -> usize {
+        (0..=method).rev().find(|method| self.is_allowed(*method)).unwrap_or(0)
     }
 
     fn bar(&mut self, method: usize) {
@@ -190,15 +201,20 @@ impl Auto {
 
     /// The next choice is made after so many steps, but not later than at the end of the warm-up.
     fn look_again_after(&mut self, steps: u64) {
-        let left = if self.warm_up_left > 0 { self.warm_up_left } else { u64::MAX };
-        self.next = Some(self.steps.now() + steps.min(left));
+        let steps = if self.warm_up_left > 0 { steps.min(self.warm_up_left) } else { steps };
+        self.next = Some(self.steps.now() + steps);
     }
 
     /// Whether a choice is due before this bucket is exchanged. It is asked once for every bucket, and all
     /// ranks get the same answer. A bucket is warming up for `warmup_steps`.
     pub fn is_due(&mut self, bucket: &AgreedBucket, warmup_steps: u64) -> bool {
-        self.steps.note(bucket.number);
-        self.warm_up_left = warmup_steps.saturating_sub(bucket.step);
+        if self.steps.note(bucket.number) {
+            // Of the whole step before; this one has just begun.
+            self.warm_up_left = self.least_warm_up_left.saturating_sub(1);
+            self.least_warm_up_left = u64::MAX;
+        }
+        let left = warmup_steps.saturating_sub(bucket.step);
+        self.least_warm_up_left = self.least_warm_up_left.min(left);
         let now = self.steps.now();
         now >= *self.next.get_or_insert(now + STEPS_TO_MEASURE)
     }
@@ -246,22 +262,23 @@ impl Auto {
             return None;
         }
         self.look_again_after(STEPS_BETWEEN);
+        let measure = &measure.without_the_work_of(before);
         let cost = measure.step * (1.0 + self.noise[before]);
-        let best = measure.choose(before, &self.noise, |method| self.is_allowed(method));
-        // What would be left anyway needs no reason to be taken back.
-        if let Some(change) = self.last_change.take().filter(|_| best == before) {
+        if let Some(change) = self.last_change.take() {
             let limit = if before > change.from { PAID_OFF } else { AFFORDABLE };
-            if cost > change.cost_without_it(measure, &self.noise) * limit {
-                self.bar(before);
-                self.now = change.from;
-                return Some(self.choice(measure, Why::DidNotPayOff(LADDER[before])));
+            if cost > change.cost_without_it(measure.per_byte) * limit {
+                // If only the link has changed, it may change again.
+                if cost > change.cost * limit {
+                    self.bar(before);
+                }
+                self.now = self.allowed_up_to(change.from);
+                return Some(self.choice(measure, Why::DoesNotPayOff(LADDER[before])));
             }
         }
-        self.now = best;
+        self.now = measure.choose(before, &self.noise, |method| self.is_allowed(method));
         let is_first = !std::mem::replace(&mut self.has_chosen, true);
         if self.now != before {
-            let predicted_cost = measure.cost(before, &self.noise);
-            self.last_change = Some(Change { from: before, cost, predicted_cost });
+            self.last_change = Some(Change { from: before, cost, measure: measure.clone() });
             self.look_again_after(STEPS_AFTER_CHANGE);
         }
         (is_first || self.now != before).then(|| self.choice(measure, Why::LeastCost))
@@ -297,10 +314,10 @@ impl Choice {
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = |seconds: f64| format!("{:.0} ms", seconds * 1e3);
-        if let Why::DidNotPayOff(method) = self.why {
+        if let Why::DoesNotPayOff(method) = self.why {
             write!(
                 f,
-                "sending gradients as {method} did not pay off (a step takes {}): they are sent as \
+                "sending gradients as {method} does not pay off (a step takes {}): they are sent as \
                  {} again",
                 ms(self.measured_step),
                 self.method
@@ -461,7 +478,7 @@ mod tests {
         decide(&mut auto, &slow, 100).unwrap();
         let tried = auto.method();
         let told = decide(&mut auto, &slow, 160).unwrap();
-        assert_eq!((told.method, told.why), (Method::Exact, Why::DidNotPayOff(tried)));
+        assert_eq!((told.method, told.why), (Method::Exact, Why::DoesNotPayOff(tried)));
         decide(&mut auto, &slow, 460);
         assert_ne!(auto.method(), tried);
     }
@@ -480,6 +497,38 @@ mod tests {
     }
 
     #[test]
+    fn a_method_whose_work_slows_the_job_down_is_taken_back() {
+        let mut auto = auto(MaxNoise::Low);
+        let exact = measure(0.2, 0.29);
+        decide(&mut auto, &exact, 100).unwrap();
+        assert_ne!(auto.method(), Method::Exact);
+        // Nothing waits any more, but all cores are busy, and the job computes for longer.
+        let busy = Measure { compute: 0.33, step: 0.33, ..exact };
+        decide(&mut auto, &busy, 160);
+        assert_eq!(auto.method(), Method::Exact);
+    }
+
+    #[test]
+    fn a_new_model_that_warms_up_does_not_change_how_the_others_are_sent() {
+        let mut auto = auto(MaxNoise::Low);
+        let slow = measure(1.0, 1.09);
+        let chosen = decide(&mut auto, &slow, 200).unwrap();
+        assert!(auto.now > index_of(MOST_NOISE_IN_WARM_UP), "{chosen}");
+        let paid_off = Measure { step: chosen.chosen_step, ..slow };
+        let bucket =
+            |number, step| AgreedBucket { number, step, on_all_ranks: true, stepping: None };
+        let method = auto.method();
+        for step in 0..90 {
+            for bucket in [bucket(7, step), bucket(1, 200 + step)] {
+                if auto.is_due(&bucket, 100) {
+                    auto.decide(&paid_off, None);
+                }
+            }
+            assert_eq!(auto.method(), method, "step {step} of the new model");
+        }
+    }
+
+    #[test]
     fn exact_gradients_that_did_not_pay_off_are_not_tried_again_for_some_time() {
         let mut auto = auto(MaxNoise::Low);
         let slow = measure(1.0, 1.09);
@@ -491,7 +540,7 @@ mod tests {
         decide(&mut auto, &short, 460);
         assert_eq!(auto.method(), Method::Exact);
         let told = decide(&mut auto, &long, 520).unwrap();
-        let why = Why::DidNotPayOff(Method::Exact);
+        let why = Why::DoesNotPayOff(Method::Exact);
         assert_eq!((told.method, told.why), (compressed.method, why));
         decide(&mut auto, &short, 820);
         assert_ne!(auto.method(), Method::Exact);

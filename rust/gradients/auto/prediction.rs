@@ -44,9 +44,19 @@ pub struct Measure {
 impl Measure {
     /// The time of a step with this method.
     pub fn predict(&self, method: usize) -> f64 {
+        self.compute + self.contention * self.processor(method) + self.exposed(method)
+    }
+
+    /// The same for a job that does not work for this method, which it did while it was measured.
+    pub fn without_the_work_of(&self, method: usize) -> Measure {
+        let work = self.contention * self.processor(method);
+        Measure { compute: (self.compute - work).max(0.0), ..self.clone() }
+    }
+
+    /// The processor time of a step with this method.
+    fn processor(&self, method: usize) -> f64 {
         let elements: f64 = self.buckets.iter().map(|bucket| bucket.elements).sum();
-        let processor = elements * self.per_element[method];
-        self.compute + self.contention * processor + self.exposed(method)
+        elements * self.per_element[method]
     }
 
     /// The time that a step waits for gradients after its backward pass.

@@ -13,13 +13,15 @@ pub struct StepCount {
 }
 
 impl StepCount {
-    /// Notes the next bucket.
-    pub fn note(&mut self, bucket: u32) {
-        if !self.seen.insert(bucket) {
+    /// Notes the next bucket. Returns whether it begins a step.
+    pub fn note(&mut self, bucket: u32) -> bool {
+        let begins = !self.seen.insert(bucket);
+        if begins {
             self.seen.clear();
             self.seen.insert(bucket);
             self.steps += 1;
         }
+        begins
     }
 
     /// The number of the step that this bucket belongs to, from 0.
@@ -34,7 +36,8 @@ mod tests {
 
     fn count(buckets: &[u32]) -> u64 {
         let mut count = StepCount::default();
-        buckets.iter().for_each(|bucket| count.note(*bucket));
+        let begun = buckets.iter().filter(|bucket| count.note(**bucket)).count();
+        assert_eq!(begun as u64, count.now());
         count.now()
     }
 
