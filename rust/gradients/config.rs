@@ -12,10 +12,6 @@ use std::fmt;
 /// before that must not leave a residual: its bucket is never seen again.
 const STEPS_UNTIL_STABLE: u64 = 2;
 
-/// The noisiest method that [`Method::Auto`] takes in the warm-up. It adds no noise that could be measured
-/// (docs/codecs.md); those with more cost the most loss in the first steps of a training.
-pub const MOST_NOISE_IN_WARM_UP: Method = Method::Quantized(Levels::Int8);
-
 /// A velocity that is cleared this rarely loses a twentieth of the momentum's effect.
 const BUILD_UPS_UNTIL_OLD: f64 = 16.0;
 
@@ -111,7 +107,7 @@ impl CompressionConfig {
             return Treatment::Exact(WhyExact::WarmUp);
         }
         let method = match (self.method, is_warming_up) {
-            (Method::Auto, true) => auto::less_noisy(chosen, MOST_NOISE_IN_WARM_UP),
+            (Method::Auto, true) => auto::in_warm_up(chosen),
             (Method::Auto, false) => chosen,
             (method, _) => method,
         };

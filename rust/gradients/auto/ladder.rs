@@ -48,9 +48,13 @@ pub fn index_of(method: Method) -> usize {
     LADDER.iter().position(|one| *one == method).unwrap_or(0)
 }
 
-/// Of two methods, the one that adds less noise.
-pub fn less_noisy(one: Method, other: Method) -> Method {
-    LADDER[index_of(one).min(index_of(other))]
+/// The noisiest method that may be chosen in the warm-up. It adds no noise that could be measured
+/// (docs/codecs.md); those with more cost the most loss in the first steps of a training.
+pub const MOST_NOISE_IN_WARM_UP: Method = Method::Quantized(Levels::Int8);
+
+/// What a bucket that is warming up is sent as while this method is chosen.
+pub fn in_warm_up(chosen: Method) -> Method {
+    LADDER[index_of(chosen).min(index_of(MOST_NOISE_IN_WARM_UP))]
 }
 
 /// Bits on the wire for each element of a gradient that has `bits` itself.

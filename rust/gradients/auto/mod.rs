@@ -27,14 +27,13 @@ mod step_count;
 
 pub use measuring::{LinkMeter, MeteredBucket};
 
-use super::config::MOST_NOISE_IN_WARM_UP;
 use super::method::{MaxNoise, Method};
 use crate::collective::agreement::AgreedBucket;
 use crate::collective::fabric::Fabric;
 use crate::observe::overlap::OverlapTimer;
 use crate::transport::Failure;
-use ladder::{EXPECTED_NOISE, LADDER, index_of, last};
-pub use ladder::{less_noisy, most_noise};
+use ladder::{EXPECTED_NOISE, LADDER, MOST_NOISE_IN_WARM_UP, index_of, last};
+pub use ladder::{in_warm_up, most_noise};
 use measuring::{Sample, combine};
 use prediction::Measure;
 use std::collections::BTreeMap;
