@@ -700,7 +700,7 @@ def test_a_task_whose_data_is_missing_is_left_out_and_said(
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     runs = wanted(parse(["bench", "quality", "--hosts", "2,4", "--steps", "7"]))
-    assert {run.task for run in runs} == {"gpt", "gpt-beta2-95", "vit"}
+    assert {run.task for run in runs} == {"gpt", "gpt-beta2-95", "words", "vit"}
     assert {run.steps for run in runs} == {7}
     # One number of hosts after the other, and there all methods with a seed before the next.
     assert [run.hosts for run in runs] == sorted(run.hosts for run in runs)

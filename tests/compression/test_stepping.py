@@ -334,7 +334,8 @@ def test_a_resumed_job_knows_the_optimizers_before_they_step(
 def resumed_by_another(rank: int, world: int) -> list[str]:
     """What gradients are sent as by a job that resumes with an optimizer nobody knows."""
     first = DistributedDataParallel(PrescribedGradients())
-    used_by(first, optimizers_of(first, ["AdamW"]), rank)
+    known = optimizers_of(first, ["AdamW"])
+    used_by(first, known, rank)
     second = DistributedDataParallel(PrescribedGradients())
     gflow.load_state_dict(gflow.state_dict(models=[first]), models=[second])
     return used_by(second, optimizers_of(second, ["KeepsNothing"]), rank)

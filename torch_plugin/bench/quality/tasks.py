@@ -96,7 +96,7 @@ TASKS = {
         betas=(0.9, 0.95),
     ),
     "words": Task(
-        "the same GPT with a vocabulary of 2048 words (361 k parameters), AdamW (0.9, 0.999)",
+        "the same GPT with a vocabulary of 2048 words (364 k parameters), AdamW (0.9, 0.999)",
         "Words",
         learning_rate=4e-3,
         steps=4000,
